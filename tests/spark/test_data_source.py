@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import fastavro
-import pyarrow as pa
 import pytest
-from fastavro.schema import fingerprint, to_parsing_canonical_form
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import headrace.spark
 from headrace.connectors.kafka.broker import BrokerInfo
-from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import read_to_end
-from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import read_slot_table
 from tests.e2e.actions import running_cluster
 from tests.spark.queries import run_to_end
 
@@ -34,7 +23,6 @@ pytestmark = [
     # PySpark leaves a socket of `collect` to the garbage collector.
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = 2_000
 DAY_US = 86_400_000_000
 START_US = 1_767_225_600_000_000
@@ -140,43 +128,11 @@ def test_a_stream_is_written_by_the_sink(spark: SparkSession, options: dict[str,
     assert ROWS == copied[0]
 
 
-def test_fastavro_reads_the_topics(options: dict[str, str]) -> None:
-    """Without our code: the schema of each value is the published one whose fingerprint it names."""
-    schemas = {}
-    for path in (ROOT / "schemas").glob("*.avsc"):
-        schema = json.loads(path.read_text())
-        schemas[fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")] = fastavro.parse_schema(schema)
-    topics, found = Topics(options["cluster"]), Counter[str]()
-    with closing(KafkaLog(options["bootstrap"])) as log:
-        forward = topics.forward(*read_slot_table(log, topics).headers)
-        for topic in (topics.membership, topics.table, topics.status, forward):
-            for record in read_to_end(log, topic, timeout_s=30):
-                value = io.BytesIO(record.value)
-                assert b"\xc3\x01" == value.read(2)
-                document = fastavro.schemaless_reader(value, schemas[value.read(8).hex()], None)
-                assert b"" == value.read()
-                found[topic] += 1
-                if topic == forward and "rows" in document["body"]:
-                    rows = pa.ipc.open_stream(document["body"]["rows"]).read_all()
-                    assert document["body"]["row_count"] == rows.num_rows
-    assert 4 == len(found)
-
-
 @pytest.mark.parametrize(
     ("action", "named"),
     [
         (lambda spark, given: load(spark, given, colums="n"), "did you mean columns"),
         (lambda spark, given: load(spark, given, table="db.tt"), "did you mean db.t"),
-        (lambda spark, given: load(spark, given, columns="evn"), "did you mean even"),
-        (
-            lambda spark, given: spark.readStream.format("headrace").options(**given, maxRecordPerBatch="5").load(),
-            "did you mean maxRecordsPerBatch",
-        ),
-        (lambda spark, given: save(rows(spark, 0, 2).selectExpr("*", "array(n) AS a"), given), "that no field has"),
-        (
-            lambda spark, given: save(rows(spark, 0, 3).selectExpr("host", "if(n=1, null, time) AS time", "n"), given),
-            "no time",
-        ),
         (
             lambda spark, given: rows(spark, 0, 1).write.format("headrace").options(**given).mode("overwrite").save(),
             "overwrites no",
