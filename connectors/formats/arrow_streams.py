@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow as pa
 from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
+    TAG_TYPE,
     DefaultTimes,
     FormatOptions,
     OptionsError,
@@ -88,12 +89,8 @@ def _chunks(
     default_times: DefaultTimes,
     rejections: Rejections,
 ) -> Iterator[TableChunk]:
-    by_schema: dict[pa.Schema, list[int]] = defaultdict(list)
-    for message, table in tables.items():
-        if table.num_rows:
-            by_schema[table.schema.remove_metadata()].append(message)
-    for messages in by_schema.values():
-        table = pa.concat_tables([tables[message].replace_schema_metadata() for message in messages])
+    for messages in _by_schema(tables):
+        table = _joined([tables[message].replace_schema_metadata() for message in messages])
         numbers = np.concatenate([firsts[each] + np.arange(tables[each].num_rows) for each in messages])
         named = chosen_columns(_columns(table, options), options)
         if not named:
@@ -101,6 +98,38 @@ def _chunks(
             continue
         rows = TypedRows(pa.table(named), numbers)
         yield from typed_chunks(rows, options, default_times, rejections)
+
+
+def _by_schema(tables: dict[int, pa.Table]) -> Iterable[list[int]]:
+    """The messages with rows, those of one schema together."""
+    found: dict[pa.Schema, list[int]] = defaultdict(list)
+    last: pa.Schema | None = None
+    messages: list[int] = []
+    for message, table in tables.items():
+        # Most messages have the schema of the one before, and to compare two takes a hundredth of hashing one.
+        if last is None or not table.schema.equals(last):
+            last = table.schema.remove_metadata()
+            messages = found[last]
+        if table.num_rows:
+            messages.append(message)
+    return filter(None, found.values())
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """The rows of messages of one schema as one table; numbers, and tags that are encoded, each in one chunk."""
+    table = pa.concat_tables(tables)
+    for index, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        if field.type == TAG_TYPE:
+            try:
+                # Decoding the text of each row costs several times what joining the dictionaries does.
+                column = column.unify_dictionaries()
+            except pa.ArrowException:
+                # One has a null, which Arrow cannot join.
+                continue
+        elif not pa.types.is_primitive(field.type):
+            continue
+        table = table.set_column(index, field, pa.chunked_array([column.combine_chunks()]))
+    return table
 
 
 def _columns(table: pa.Table, options: FormatOptions) -> dict[tuple[str, ...], pa.ChunkedArray]:

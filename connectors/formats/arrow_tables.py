@@ -138,7 +138,8 @@ def plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
             ) from None
     elif pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
-    return column.combine_chunks()
+    # Arrow copies a single chunk too.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -148,7 +149,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 def tag_values(name: str, column: pa.ChunkedArray) -> pa.Array:
     """A column as a tag, empty text as null. Raises ColumnTypeError."""
-    if column.type == TAG_TYPE and column.num_chunks == 1:
+    # A null in the dictionary is a null of its rows, which only decoding shows.
+    if column.type == TAG_TYPE and column.num_chunks == 1 and not column.chunk(0).dictionary.null_count:
         encoded = column.chunk(0)
         # An encoded column is passed on as it is, unless an empty text in its dictionary must become null.
         return encode_tags(encoded) if pc.any(pc.equal(encoded.dictionary, "")).as_py() else encoded

@@ -16,6 +16,7 @@ from headrace.connectors.formats.interface import (
     TIME_MAX_NS,
     DefaultTimes,
     Format,
+    FormatError,
     FormatOptions,
     OptionsError,
     ParseResult,
@@ -122,9 +123,14 @@ def parse_messages(
 
 
 def check_options(format: str, options: FormatOptions) -> None:
-    """Raises OptionsError and FormatError for options that no message could be read with."""
+    """Raises OptionsError for options that no message could be read with."""
     # Parsing nothing validates them at once, instead of in a worker after Spark's start.
-    parse_messages(format, pa.array([], pa.binary()), pa.array([], pa.int64()), options)
+    try:
+        parse_messages(format, pa.array([], pa.binary()), pa.array([], pa.int64()), options)
+    except OptionsError:
+        raise
+    except FormatError as error:
+        raise OptionsError(error.message, action=error.action) from error
 
 
 def _parse_messages(

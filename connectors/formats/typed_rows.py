@@ -15,6 +15,7 @@ from headrace.connectors.formats.arrow_tables import field_values, is_text, plai
 from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.interface import (
     NS_PER_UNIT,
+    TAG_TYPE,
     TIME_ABSENT,
     ColumnTypeError,
     DefaultTimes,
@@ -190,6 +191,9 @@ def _fitting(
     rejections: Rejections,
 ) -> tuple[pa.ChunkedArray, Mask]:
     """(a column without the values that no field can hold, whose rows are rejected; these rows). Raises ColumnTypeError."""
+    if column.type == TAG_TYPE:
+        # No text is unfit, and decoding it would cost more than all else about a tag.
+        return column, np.zeros(len(column), np.bool_)
     values, is_tag = plain_array(name, column), name in options.tags
     unfit = unfit_values(values, as_float=declared.get(name) is FieldType.FLOAT64, as_text=is_tag)
     if unfit is None:

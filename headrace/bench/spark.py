@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from headrace.bench.measurement import (
     versions,
 )
 from headrace.bench.spark_ingest import CLUSTER, RawTopics, ingest_legs
-from headrace.bench.spark_runs import Leg, Measure, SparkBench, in_turn
+from headrace.bench.spark_runs import BenchInvalid, Leg, Measure, SparkBench, in_turn
 from headrace.bench.spark_tables import batch_legs, make_cluster, stream_legs
 from headrace.bench.spark_topics import avro_schema, field_names, fill_topics, write_schema
 from headrace.pipeline.session import close_session, open_session
@@ -90,9 +91,10 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             raise OptionUnknown(f"there is no part {part!r}", action=f"the parts are {', '.join(PARTS)}")
     settings["rows"] = max(HOSTS, settings["rows"] // HOSTS * HOSTS)
     with _directory(settings.pop("dir")) as directory, ExitStack() as stack:
-        measured = _measured(directory, settings, parts, stack, note)
+        measured, failed = _measured(directory, settings, parts, stack, note)
     legs = {name: _figures(taken) for name, taken in measured.items()}
-    return {"legs": legs, "ratios": ratios(measured), "settings": settings, "versions": versions()}
+    shown = {"legs": legs, "ratios": ratios(measured), "failed": failed}
+    return {**shown, "settings": settings, "versions": versions()}
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def _directory(parent: str) -> Iterator[Path]:
 
 def _measured(
     directory: Path, settings: Mapping[str, Any], parts: Sequence[str], stack: ExitStack, note: Note
-) -> dict[str, Sequence[Leg]]:
+) -> tuple[dict[str, Sequence[Leg]], dict[str, str]]:
     broker = stack.enter_context(running_broker(directory / "broker"))
     bootstrap = broker.status().bootstrap or ""
     session = open_session(
@@ -123,8 +125,16 @@ def _measured(
     if "batch" in parts:
         note("writing the table")
         local = stack.enter_context(running_cluster(directory / "node", broker, 1))
-        legs |= batch_legs(bench, local, settings["table_rows"], settings["hours"])
+        try:
+            legs |= batch_legs(bench, local, settings["table_rows"], settings["hours"])
+        except BenchInvalid as error:
+            # As a leg of its own, which fails: the others have figures.
+            legs["batch"] = partial(_fail, error)
     return in_turn(legs, settings["rounds"], note)
+
+
+def _fail(error: BenchInvalid) -> Leg:
+    raise error
 
 
 def _stream_legs(bench: SparkBench, settings: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Measure]:
@@ -142,7 +152,8 @@ def _stream_legs(bench: SparkBench, settings: Mapping[str, Any], parts: Sequence
         settings["tiny_messages"],
     )
     make_cluster(bench.bootstrap, CLUSTER)
-    fill_topics(bench.bootstrap, rows, tags, settings["partitions"], lines, tiny)
+    # The streams read one of the raw topics alone.
+    fill_topics(bench.bootstrap, rows, tags, settings["partitions"], lines, tiny if "ingest" in parts else None)
     legs: dict[str, Measure] = {}
     if "ingest" in parts:
         legs |= ingest_legs(bench, topics)
@@ -166,7 +177,8 @@ def ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float |
     for name, (own, peer, bar) in RATIOS.items():
         if own not in measured or peer not in measured:
             continue
-        pairs = list(zip(measured[own], measured[peer], strict=True))
+        # A run that was interrupted has a leg more of some: the last round is left out for those.
+        pairs = list(zip(measured[own], measured[peer], strict=False))
         each = [other.seconds / ours.seconds for ours, other in pairs]
         per_cpu = median(other.cpu_seconds / ours.cpu_seconds for ours, other in pairs)
         figures = {"median": median(each), "least": min(each), "most": max(each), "per_cpu_second": per_cpu}
@@ -183,6 +195,7 @@ def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, figures in result["ratios"].items():
         spread = f"{figures['median']:.2f} ({figures['least']:.2f} to {figures['most']:.2f})"
         shown.append((name, f"{spread}, {figures['per_cpu_second']:.2f} by CPU-second{_verdict(figures)}"))
+    shown += [(name, f"failed: {reason}") for name, reason in result["failed"].items()]
     return [*shown, *settings_text(result)]
 
 

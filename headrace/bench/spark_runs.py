@@ -126,7 +126,11 @@ def measured_batch(read: Callable[[], DataFrame]) -> Leg:
     before_s, begun_s = cpu_seconds(), time.perf_counter()
     counted = Observation()
     frame = read().observe(counted, F.count(F.lit(1)).alias("rows"))
-    frame.write.format("noop").mode("overwrite").save()
+    try:
+        frame.write.format("noop").mode("overwrite").save()
+    except PySparkException as error:
+        failure = explain(error, "the bench")
+        raise BenchInvalid(failure.message, action=failure.action) from None
     seconds = time.perf_counter() - begun_s
     return Leg(int(counted.get["rows"]), seconds, cpu_seconds() - before_s)
 
@@ -143,15 +147,34 @@ def with_rows(leg: Leg, rows: int) -> Leg:
     return Leg(rows, leg.seconds, leg.cpu_seconds)
 
 
-def in_turn(legs: Mapping[str, Measure], rounds: int, note: Callable[[str], None]) -> dict[str, Sequence[Leg]]:
-    """All legs one after the other, `rounds` times after a round that warms up."""
+def in_turn(
+    legs: Mapping[str, Measure], rounds: int, note: Callable[[str], None]
+) -> tuple[dict[str, Sequence[Leg]], dict[str, str]]:
+    """(what each leg took; why others failed): all one after the other, `rounds` times after a round that warms up.
+
+    A leg that fails is left out from then on. An interrupt ends the rounds, and what was measured counts: each leg has
+    its rounds from the first on. Raises KeyboardInterrupt if there is nothing.
+    """
     # The first round is not measured: in it Java compiles hot code, Spark its plans and Numba its kernels.
-    taken: dict[str, list[Leg]] = {name: [] for name in legs}
-    for number in range(rounds + 1):
-        title = f"round {number} of {rounds}" if number else "warming up"
-        for place, (name, leg) in enumerate(legs.items(), 1):
-            note(f"{title}, leg {place} of {len(legs)}: {name}")
-            result = leg()
-            if number:
-                taken[name].append(result)
-    return dict(taken)
+    taken: dict[str, list[Leg]] = {}
+    failed: dict[str, str] = {}
+    try:
+        for number in range(rounds + 1):
+            title = f"round {number} of {rounds}" if number else "warming up"
+            for place, (name, leg) in enumerate(legs.items(), 1):
+                if name in failed:
+                    continue
+                note(f"{title}, leg {place} of {len(legs)}: {name}")
+                try:
+                    result = leg()
+                except HeadraceError as error:
+                    failed[name] = error.message
+                    note(f"{name} failed: {error.message}")
+                    continue
+                if number:
+                    taken.setdefault(name, []).append(result)
+    except KeyboardInterrupt:
+        if not taken:
+            raise
+        note("interrupted: what was measured counts")
+    return {name: each for name, each in taken.items() if name not in failed}, failed

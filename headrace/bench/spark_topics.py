@@ -32,15 +32,23 @@ def topic_of(form: str, shape: str) -> str:
     return f"{form}.{shape}"
 
 
-def fill_topics(bootstrap: str, rows: pa.Table, tags: Sequence[str], partitions: int, lines: int, tiny: int) -> None:
-    """Make the topics; `lines` rows are in a message of many, and `tiny` messages in the topic of tiny batches."""
-    for form, texts in (("influx", to_line_protocol(TABLE, rows)), ("json", to_json_lines(rows))):
-        encoded = [text.encode() for text in texts.to_pylist()]
-        _produce(bootstrap, topic_of(form, "one"), encoded, partitions)
+def fill_topics(
+    bootstrap: str, rows: pa.Table, tags: Sequence[str], partitions: int, lines: int, tiny: int | None
+) -> None:
+    """Make the topics; `lines` rows are in a message of many, and `tiny` messages in the topic of tiny batches.
+
+    None for `tiny`: that of JSON with one row a message alone.
+    """
+    documents = [text.encode() for text in to_json_lines(rows).to_pylist()]
+    _produce(bootstrap, topic_of("json", "one"), documents, partitions)
+    if tiny is None:
+        return
+    readings = [text.encode() for text in to_line_protocol(TABLE, rows).to_pylist()]
+    _produce(bootstrap, topic_of("influx", "one"), readings, partitions)
+    _produce(bootstrap, topic_of("influx", "tiny"), readings[:tiny], partitions)
+    for form, encoded in (("influx", readings), ("json", documents)):
         many = [b"\n".join(encoded[at : at + lines]) for at in range(0, len(encoded), lines)]
         _produce(bootstrap, topic_of(form, "many"), many, partitions)
-        if form == "influx":
-            _produce(bootstrap, topic_of(form, "tiny"), encoded[:tiny], partitions)
     _produce(bootstrap, topic_of("avro", "one"), avro_records(rows, tags), partitions)
     streams = [_arrow_stream(rows.slice(at, lines)) for at in range(0, rows.num_rows, lines)]
     _produce(bootstrap, topic_of("arrow", "many"), streams, partitions)

@@ -21,7 +21,7 @@ TagOption = Annotated[
     list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A tag for every row; may be repeated.")
 ]
 TimeColumnOption = Annotated[str, typer.Option("--time-column", metavar="C", help="Column or member with the time.")]
-TimeUnitOption = Annotated[str, typer.Option("--time-unit", metavar="ns|us|ms|s", help="Unit of integer times.")]
+TimeUnitOption = Annotated[str, typer.Option("--time-unit", metavar="ns|us|ms|s|m|h", help="Unit of integer times.")]
 TimeFormatOption = Annotated[
     str | None, typer.Option("--time-format", metavar="FMT", help="Form of text times (strptime); else ISO 8601.")
 ]

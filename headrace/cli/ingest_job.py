@@ -37,7 +37,7 @@ def ingest_settings(
 def ingest_job(
     settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool
 ) -> IngestJob:
-    """The job of such a command. Raises OptionsError, FormatError."""
+    """The job of such a command. Raises OptionsError."""
     from headrace.connectors.formats.interface import message_format
     from headrace.connectors.formats.parser import check_options
     from headrace.pipeline.job import IngestJob

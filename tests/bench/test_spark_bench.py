@@ -11,7 +11,7 @@ import pytest
 
 from headrace.bench import spark
 from headrace.bench.measurement import OptionUnknown
-from headrace.bench.spark_runs import Leg
+from headrace.bench.spark_runs import BenchInvalid, Leg, in_turn
 from headrace.bench.spark_topics import FRAME, avro_records, avro_schema, field_names
 from headrace.workload import cpu
 from tests.bench.test_cluster_benches import assert_nothing_left
@@ -45,8 +45,44 @@ def test_a_ratio_compares_legs_of_one_round() -> None:
     }
     figures = {"median": 2.0, "least": 1.0, "most": 2.0, "per_cpu_second": 1.5, "bar": 1.5}
     assert {"sink_of_stock": figures} == spark.ratios(measured)
-    shown = dict(spark.table({"legs": {}, "ratios": {"x": figures}, "settings": {}, "versions": {}}))
+    shown = dict(spark.table({"legs": {}, "ratios": {"x": figures}, "failed": {}, "settings": {}, "versions": {}}))
     assert "2.00 (1.00 to 2.00), 1.50 by CPU-second, at least 1.5: met" == shown["x"]
+
+
+@pytest.mark.parametrize(("stopped", "counted"), [(1, None), (2, None), (3, {"a": 1}), (5, {"a": 2, "b": 1})])
+def test_an_interrupt_keeps_what_was_measured(stopped: int, counted: dict[str, int] | None) -> None:
+    """Two legs, a round that warms up, and two more. A ratio has the rounds that both legs have."""
+    calls = iter(range(9))
+
+    def leg() -> Leg:
+        if (number := next(calls)) == stopped:
+            raise KeyboardInterrupt
+        return Leg(number, 1.0, 1.0)
+
+    legs = {"a": leg, "b": leg}
+    if counted is None:
+        with pytest.raises(KeyboardInterrupt):
+            in_turn(legs, 2, str)
+        return
+    taken, failed = in_turn(legs, 2, str)
+    assert {} == failed
+    assert counted == {name: len(each) for name, each in taken.items()}
+    taken = {"sink": taken["a"], **({"stock sink": taken["b"]} if "b" in taken else {})}
+    assert ["sink_of_stock"] * ("b" in counted) == list(spark.ratios(taken))
+
+
+def test_a_leg_that_fails_has_no_figures() -> None:
+    """Also those that it had before; the others have all of theirs."""
+    calls = iter(range(9))
+
+    def failing() -> Leg:
+        if next(calls) == 2:
+            raise BenchInvalid("sink: 9 rows instead of 10")
+        return Leg(10, 1.0, 1.0)
+
+    taken, failed = in_turn({"sink": failing, "stock sink": lambda: Leg(10, 1.0, 1.0)}, 3, str)
+    assert (3, {"sink": "sink: 9 rows instead of 10"}) == (len(taken["stock sink"]), failed)
+    assert "sink" not in taken
 
 
 def test_a_wrong_part_is_named() -> None:
@@ -76,6 +112,7 @@ def test_a_small_run_has_every_ratio(tmp_path: Path) -> None:
     """Every leg reads or writes all its rows, and nothing is left."""
     sizes = {"rows": "20000", "table_rows": "100000", "rounds": "1", "tiny_batches": "3", "tiny_messages": "20"}
     result = spark.run({**sizes, "dir": str(tmp_path)})
+    assert {} == result["failed"]
     assert spark.RATIOS.keys() == result["ratios"].keys()
     assert all(each["median"] > 0 for each in result["ratios"].values())
     assert_nothing_left(tmp_path)

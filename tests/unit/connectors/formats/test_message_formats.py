@@ -167,6 +167,23 @@ def test_arrow_streams_are_rows_and_cut_ones_are_not() -> None:
     assert "cut" in refusals(result)[0][2]
 
 
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.large_string())])
+def test_encoded_text_is_the_text(kind: pa.DataType) -> None:
+    """Tags and fields that are dictionaries, another one in each message: of nulls, of empty texts, with nulls inside."""
+    dictionaries = [["a", "b"], ["b", "", "c"], [None, "a"], []]
+    plain, encoded = [], []
+    for number, words in enumerate(dictionaries):
+        indices = [0, 1, None, len(words) - 1] if words else [None] * 4
+        texts = pa.DictionaryArray.from_arrays(pa.array(indices, kind.index_type), pa.array(words, kind.value_type))
+        rest = {"time": [4 * number + each for each in range(4)], "x": [1, 2, 3, 4]}
+        encoded.append(stream(pa.table({"host": texts, "note": texts, **rest})))
+        decoded = texts.cast(pa.string())
+        plain.append(stream(pa.table({"host": decoded, "note": decoded, **rest})))
+    options = FormatOptions(table="t", tags=("host",))
+    assert rows_of(parsed("arrow", plain, options)) == rows_of(parsed("arrow", encoded, options))
+    assert 16 == len(rows_of(parsed("arrow", encoded, options)))
+
+
 def test_a_row_of_a_stream_costs_itself() -> None:
     """Its number is that in its message; members of structs are values of paths."""
     table = pa.table({"h": ["a", None], "at": [1, 2], "n": [{"x": 1.5}, None]})

@@ -108,6 +108,14 @@ def test_readings_without_a_table_name_the_options(form: str) -> None:
     assert 2 == exit_code_of(caught.value)
 
 
+@pytest.mark.parametrize("columns", ["a,a,time", "b,time"])
+def test_columns_that_no_message_can_have_are_wrong_options(columns: str) -> None:
+    """One is there twice, or a tag is missing: exit code 2, before Kafka is looked for."""
+    given = ("--topic", "t", "--database", "d", "--table", "t", "--tags", "a", "--bootstrap", "127.0.0.1:1")
+    done = run("ingest", "run", *given, "--format", "csv", "--columns", columns)
+    assert (2, "column 'a'") == (done.exit_code, "column 'a'" if "column 'a'" in done.stderr else done.stderr)
+
+
 def test_lines_are_counted_in_singular_and_plural() -> None:
     """One line is a line."""
     assert ["0 lines refused", "1 line refused", "2,000 lines refused"] == list(map(refused_lines, (0, 1, 2_000)))
