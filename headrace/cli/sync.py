@@ -11,6 +11,7 @@ import typer
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
+from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import UsageInvalid, run_command
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def send(
     """
     code = 0
     with run_command(json_output, patient=True) as output:
+        # Chunks are allocated and freed by the megabyte.
+        keep_freed()
         from headrace.consumers.sync.send_loop import SendLoop, SendOptions
         from headrace.settings import load_settings
 

@@ -12,6 +12,8 @@ import typer
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import ClusterSession, cluster_session, require_cluster
+from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.consumers.node.allocator import keep_freed
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 from headrace.terminal.stop_signals import stop_signals
@@ -52,6 +54,8 @@ def receive(
 ) -> None:
     """Receive files of other stores, and load them into the cluster."""
     with run_command(json_output, log_level="info") as output:
+        keep_freed()
+        keep_pandas_out()
         from headrace._connection import close_cluster, open_cluster
         from headrace.consumers.sync.receive_process import ReceiveProcess
         from headrace.settings import load_settings
