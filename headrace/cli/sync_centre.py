@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headrace.terminal.output import Output
 
 STOP_POLL_S = 0.2
+KEPT_BYTES_MAX = 256 << 20
+"""Freed memory that a receiver keeps, also while it is idle."""
 
 owners = typer.Typer(help="Whose devices are whose.", no_args_is_help=False)
 
@@ -54,7 +56,7 @@ def receive(
 ) -> None:
     """Receive files of other stores, and load them into the cluster."""
     with run_command(json_output, log_level="info") as output:
-        keep_freed()
+        keep_freed(KEPT_BYTES_MAX)
         keep_pandas_out()
         from headrace._connection import close_cluster, open_cluster
         from headrace.consumers.sync.receive_process import ReceiveProcess
