@@ -11,10 +11,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-import pyarrow as pa
+from functools import cache
+from typing import TYPE_CHECKING
 
 from headrace.schemas.errors import HeadraceError
+
+# Every command knows schemas, and those that see no row start in half the time without Arrow.
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TIME_COLUMN = "time"
 RESERVED_PREFIX = "__"
@@ -49,21 +53,29 @@ class FieldType(StrEnum):
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type of a column of this field."""
-        return _ARROW_TYPES[self]
+        return _arrow_types()[self]
 
     @classmethod
     def of_arrow(cls, arrow_type: pa.DataType) -> FieldType | None:
         """The field type whose Arrow type is exactly `arrow_type`, else None."""
-        return _FIELD_TYPES.get(arrow_type)
+        return _field_types().get(arrow_type)
 
 
-_ARROW_TYPES = {
-    FieldType.FLOAT64: pa.float64(),
-    FieldType.INT64: pa.int64(),
-    FieldType.BOOL: pa.bool_(),
-    FieldType.STRING: pa.string(),
-}
-_FIELD_TYPES = {arrow: kind for kind, arrow in _ARROW_TYPES.items()}
+@cache
+def _arrow_types() -> Mapping[FieldType, pa.DataType]:
+    import pyarrow as pa
+
+    return {
+        FieldType.FLOAT64: pa.float64(),
+        FieldType.INT64: pa.int64(),
+        FieldType.BOOL: pa.bool_(),
+        FieldType.STRING: pa.string(),
+    }
+
+
+@cache
+def _field_types() -> Mapping[pa.DataType, FieldType]:
+    return {arrow: kind for kind, arrow in _arrow_types().items()}
 
 
 class TimeResolution(StrEnum):

@@ -17,8 +17,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _SMALL_ARENAS, _SMALL_KEPT_BYTES = 2, 128 * 1024
 
 
-def keep_freed() -> None:
-    """Let malloc and Arrow's allocator keep freed memory for reuse.
+def keep_freed(kept_bytes_max: int = _KEPT_BYTES_MAX) -> None:
+    """Let malloc keep so much freed memory for reuse, and Arrow's allocator for some seconds all of it.
 
     Settings of these allocators in the environment win.
 
@@ -31,7 +31,7 @@ def keep_freed() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
-        mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
+        mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(kept_bytes_max))
 
 
 def stay_small() -> None:

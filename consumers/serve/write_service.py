@@ -37,6 +37,7 @@ GZIP_PIECE_BYTES = 16 * 1024
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
 }  # fmt: skip
+V2_PRECISIONS: Mapping[str, TimeUnit] = {"": "ns", "ns": "ns", "us": "us", "ms": "ms", "s": "s"}
 V3_PRECISIONS: Mapping[str, TimeUnit | None] = {
     "": None,
     AUTO: None,
@@ -78,7 +79,8 @@ class WriteService:
 
         async def lines() -> Response:
             given = _parameters(request, {"db", "rp", "precision", "u", "p", "consistency"})
-            return await self._write_lines(request, _database(given, "db"), _v1_unit(given), whole=False)
+            unit = _chosen("precision", V1_PRECISIONS, given.get("precision", ""))
+            return await self._write_lines(request, _database(given, "db"), unit, whole=False)
 
         return await _influx(lines)
 
@@ -87,7 +89,8 @@ class WriteService:
 
         async def lines() -> Response:
             given = _parameters(request, {"bucket", "org", "orgID", "precision"})
-            return await self._write_lines(request, _database(given, "bucket"), _v1_unit(given), whole=False)
+            unit = _chosen("precision", V2_PRECISIONS, given.get("precision", ""))
+            return await self._write_lines(request, _database(given, "bucket"), unit, whole=False)
 
         return await _influx(lines)
 
@@ -222,10 +225,6 @@ def _database(given: Mapping[str, str], parameter: str) -> str:
     if not name:
         raise RequestInvalid(f"the request names no database: {parameter} is missing", action=f"add {parameter}=NAME")
     return name if policy in DEFAULT_RETENTION_POLICIES else f"{name}/{policy}"
-
-
-def _v1_unit(given: Mapping[str, str]) -> TimeUnit:
-    return cast("TimeUnit", _chosen("precision", V1_PRECISIONS, given.get("precision", "")))
 
 
 def _chosen(name: str, values: Mapping[str, Any], given: str) -> Any:

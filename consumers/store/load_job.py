@@ -209,6 +209,7 @@ class _Attaching:
     changes: IndexChanges = field(default_factory=IndexChanges)
     names: list[str] = field(default_factory=list)
     digests: set[str] = field(default_factory=set)
+    rows: list[tuple[SegmentEntry, Runs, TableMetadata]] = field(default_factory=list)
     last: dict[BucketKey, pa.RecordBatch] = field(default_factory=dict)
 
     def load(self, entry: SegmentEntry, known: TableMetadata) -> None:
@@ -241,7 +242,7 @@ class _Attaching:
         # content.
         components.files.link(entry.name, segment, synced=verified)
         present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
-        self._note_last(present, runs, known)
+        self.rows.append((present, runs, known))
         self.changes.added.append((present, runs))
         self.names.append(entry.name)
         self.digests.add(entry.content_digest)
@@ -250,6 +251,10 @@ class _Attaching:
     def commit(self, loaded_version: int | None = None) -> None:
         """Makes all of it durable and visible. Raises StoreFull or StoreUnwritable, and may then be made anew."""
         self.components.files.sync_directories(self.names)
+        # Newest first: the last rows that are known from them spare reading older files.
+        for entry, runs, known in sorted(self.rows, key=lambda each: each[0].max_time_ns, reverse=True):
+            # The schema of the newest load has the columns of all of them, whichever is read last.
+            self._note_last(entry, runs, self.changes.tables.get((entry.database, entry.table), known))
         self.changes.last = {bucket: encode_last(rows) for bucket, rows in self.last.items()}
         self.changes.loaded_version = loaded_version
         self.components.commit(self.changes)
@@ -288,8 +293,7 @@ def attach(components: StoreComponents, content_digests: Collection[str], verifi
     with components.work_lock:
         attaching = _Attaching(components)
         awaited = [each for each in components.view.awaited(of_cuts=True) if each.content_digest in content_digests]
-        # Newest first: the last rows that are known from them spare reading older files.
-        for entry in sorted(awaited, key=lambda each: each.max_time_ns, reverse=True):
+        for entry in awaited:
             digest = entry.content_digest
             if digest in invalid:
                 continue

@@ -7,6 +7,7 @@ another one comes from a sender that is wrong, or lies, and would be as wrong th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def check_file(path: Path, body: SyncFile) -> CheckedFile:
     with pa.memory_map(str(path)) as data:
         try:
             runs = _check_series(series_path(path).read_bytes(), body)
-            with pq.ParquetFile(data, page_checksum_verification=True) as file:
+            with pq.ParquetFile(data, read_dictionary=sorted(body.tags), page_checksum_verification=True) as file:
                 _check_footer(file.metadata, body)
                 _check_columns(file.schema_arrow, body)
                 _check_rows(file, runs, body)
@@ -99,6 +100,8 @@ def _check_columns(schema: pa.Schema, body: SyncFile) -> None:
     fields = tuple((name, str(FieldType.of_arrow(schema.field(name).type))) for name in schema.names[split + 1 :])
     _check(body, tuple(schema.names[:split]) == tuple(sorted(body.tags)), "its tags are not those of its manifest")
     _check(body, fields == tuple(sorted(body.fields)), "its fields are not those of its manifest")
+    texts = (pa.types.is_dictionary(each.type) and pa.types.is_string(each.type.value_type) for each in schema)
+    _check(body, all(islice(texts, split)), "its tags are no texts")
     time = schema.field(TIME_COLUMN).type
     _check(body, time in (pa.timestamp("us"), pa.timestamp("ns")), "its times have an unknown type")
     _check(body, time == pa.timestamp(body.resolution) or body.resolution == "ns", "its times are finer than announced")
@@ -111,7 +114,7 @@ def _check_rows(file: pq.ParquetFile, runs: Runs, body: SyncFile) -> None:
     times = column.view(pa.int64()).to_numpy(zero_copy_only=True)
     times = times * MICROSECOND_NS if column.type.unit == "us" else times
     _check(body, (int(times.min()), int(times.max())) == (body.min_time_ns, body.max_time_ns), "it has other times")
-    tags = {name: one_array(table.column(name).dictionary_encode()) for name in sorted(body.tags)}
+    tags = {name: one_array(table.column(name)) for name in sorted(body.tags)}
     found = runs_of_tags(body.table, tags, times)
     same = found.keys.equals(runs.keys) and all(
         np.array_equal(mine, theirs)

@@ -30,6 +30,8 @@ from headrace.schemas.sync_records import SyncDelete, SyncDeletes, SyncFile, Syn
 
 ANNOUNCE_AGAIN_S = 3_600.0
 """A manifest without a verdict is sent again: Kafka may have dropped it while no receiver ran."""
+IN_MIDDLE_MAX = 16
+"""Files that are sent at a time: over a slow line more of them would only end later. Others wait for verdicts."""
 DELETES_KEPT_REASON = "deletes of its group are not accepted yet"
 
 
@@ -253,13 +255,19 @@ class SendRound:
                 each.sent_below = max(each.sent_below, record.chunk + 1)
                 yield SendChunk(number, record.chunk, size, each.listed)
 
+    @property
+    def _in_middle(self) -> int:
+        """Files with chunks that Kafka has not confirmed."""
+        records = (self._state.of_number(number) for number in self._under_way)
+        return sum(each is not None and each.chunk < each.chunks for each in records)
+
     @staticmethod
     def _chunk_bytes(record: FileRecord) -> int:
         return min(CHUNK_BYTES, record.size_bytes - record.chunk * CHUNK_BYTES)
 
     def _next_file(self) -> ListedFile | None:
         """The next file to begin, no longer waiting; None where none may begin now."""
-        if self.relist or len(self._under_way) >= self._settings.files_max:
+        if self.relist or len(self._under_way) >= self._settings.files_max or self._in_middle >= IN_MIDDLE_MAX:
             return None
         for _ in range(len(self._waiting)):
             identity, listed = self._waiting[0]

@@ -19,7 +19,7 @@ class SendSettings(SettingsModel):
     seal_age_s: float = Field(default=300.0, ge=0, description="age at which a round seals rows that are in no file")
     tries_max: int = Field(default=5, ge=1, description="how often a round tries a file before it leaves it")
     window_bytes: int = Field(
-        default=64 << 20, ge=1, description="bytes sent without a verdict; one file may be larger"
+        default=256 << 20, ge=1, description="bytes sent without a verdict; one file may be larger"
     )
     files_max: int = Field(default=64, ge=1, description="files under way at a time")
     rate_limit_bytes: int = Field(default=0, ge=0, description="bytes a second that a sender sends; 0 = no limit")

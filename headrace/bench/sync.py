@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,13 @@ import pyarrow as pa
 
 from headrace.bench.content import check_node
 from headrace.bench.measurement import (
+    Leg,
     Note,
+    ProcessClock,
     broker_pid,
     chosen,
     in_child,
+    node_pids,
     ratio,
     ratio_text,
     running_broker,
@@ -41,7 +45,6 @@ from headrace.bench.measurement import (
     settings_text,
     silent,
     summary,
-    used_s,
     versions,
 )
 from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, START_NS, STEPS_A_BATCH, STEPS_A_DAY, TAGS, Noise
@@ -61,18 +64,16 @@ RATE_LEAST, PER_CPU_LEAST = 1.5, 1.2
 READY_TIMEOUT_S = 60.0
 SEND_TIMEOUT_S = 600.0
 POLL_S = 0.05
+COPIES = 4
+"""How much memory is used before each leg, in sizes of the files.
+
+A page that a virtual machine uses for the first time costs ten times as much as another one. The first legs would pay
+for those that follow.
+"""
 
 
 class SyncFailed(HeadraceError):
     """A process of the benchmark ended early, or the files were not all accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One way of moving the files: wall seconds, and the CPU seconds of all processes."""
-
-    seconds: float
-    cpu_s: float
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
@@ -91,8 +92,9 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
         ):
             url = f"http://127.0.0.1:{port}"
             _await_ready(url)
-            pids = [edge.pid, receiver.pid, broker_pid(broker), *(node.pid for node in centre.file.nodes)]
-            measured = _Measured(directory, broker, centre, url, pids, settings)
+            processes = {"edge": [edge.pid], "broker": [broker_pid(broker)], "receiver": [receiver.pid]}
+            processes["node"] = node_pids(centre)
+            measured = _Measured(directory, broker, centre, url, processes, settings)
             rounds = []
             for number in range(settings["rounds"] + 1):
                 note(f"round {number} of {settings['rounds']}" if number else "warming up")
@@ -109,6 +111,8 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     for name, leg in result["legs"].items():
         rate, per_cpu = leg["mb_per_second"], leg["mb_per_cpu_second"]
         shown.append((name, f"{rate['median']:,.0f} MB/s, {per_cpu['median']:,.0f} MB per CPU-second"))
+        if len(leg["cpu_seconds"]) > 1:
+            shown.append(("", ", ".join(f"{process} {used:.2f} s" for process, used in leg["cpu_seconds"].items())))
     for name, figure in result["ratios"].items():
         shown.append((name, ratio_text(figure)))
     return [*shown, ("content", result["content"])]
@@ -122,11 +126,11 @@ class _Measured:
     broker: EmbeddedBroker
     centre: LocalCluster
     edge: str
-    pids: Sequence[int]
+    processes: Mapping[str, Sequence[int]]
     settings: Mapping[str, Any]
     files: tuple[int, int] = (0, 0)
 
-    def round(self, number: int) -> dict[str, Transfer]:
+    def round(self, number: int) -> dict[str, Leg]:
         """Every leg once; the files of a database of its own."""
         database = f"round{number}"
         written = self._fill(database)
@@ -136,20 +140,20 @@ class _Measured:
         self.files = len(files), sum(path.stat().st_size for path in files)
         target = self.directory / "limit"
         bootstrap = self.broker.status().bootstrap or ""
-        legs: dict[str, Callable[[], Transfer]] = {
-            "headrace": lambda: self._send(),
-            "md5": lambda: _in_child([], hashed, files),
-            "socket": lambda: _in_child([], copied_through_socket, files, target),
-            "produce and drain": lambda: _in_child(
-                [broker_pid(self.broker)], drained, files, target, bootstrap, f"limit{number}"
-            ),
+        broker = {"broker": self.processes["broker"]}
+        legs: dict[str, Callable[[], Leg]] = {
+            "headrace": self._send,
+            "md5": lambda: _in_child({}, hashed, files),
+            "socket": lambda: _in_child({}, copied_through_socket, files, target),
+            "produce and drain": lambda: _in_child(broker, drained, files, target, bootstrap, f"limit{number}"),
         }
         if shutil.which("rsync"):
-            legs["rsync"] = lambda: _in_child([], synced_by_rsync, files, target, free_port())
+            legs["rsync"] = lambda: _in_child({}, synced_by_rsync, files, target, free_port())
         taken = {}
         for name, leg in legs.items():
             # What earlier legs left in the page cache would be written to disk during this one.
             os.sync()
+            in_child(_use_memory, COPIES * self.files[1])
             taken[name] = leg()
             shutil.rmtree(target, ignore_errors=True)
         check_node(self.centre.url("n1"), database, TABLE, TAGS, written)
@@ -190,28 +194,36 @@ class _Measured:
         with urllib.request.urlopen(request, timeout=SEND_TIMEOUT_S) as answer:
             answer.read()
 
-    def _send(self) -> Transfer:
+    def _send(self) -> Leg:
         words = ["sync", "send", "--node", self.edge, "--to-bootstrap", self.broker.status().bootstrap or ""]
         words += ["--to-cluster", self.centre.cluster, "--data-dir", str(self.directory / "sender"), "--once"]
         words += ["--seal-age-s", "0", "--digest", self.settings["digest"], "--json"]
-        before_s, begun_s = _used_s(self.pids), time.monotonic()
+        clock = ProcessClock(self.processes)
         with (self.directory / "send.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=log, stderr=log)
             _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.monotonic() - begun_s
+        leg = clock.leg()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             text = (self.directory / "send.log").read_text(errors="replace")[-500:]
             raise SyncFailed(f"sync send ended with exit code {process.returncode}: {text}")
-        return Transfer(seconds, _used_s(self.pids) - before_s + usage.ru_utime + usage.ru_stime)
+        return Leg(leg.seconds, {"sender": usage.ru_utime + usage.ru_stime, **leg.cpu_seconds})
 
 
-def _result(rounds: Sequence[Mapping[str, Transfer]], files: tuple[int, int]) -> dict[str, Any]:
+def _result(rounds: Sequence[Mapping[str, Leg]], files: tuple[int, int]) -> dict[str, Any]:
     number, size_bytes = files
-    rates = {name: [size_bytes / 1e6 / each[name].seconds for each in rounds] for name in rounds[0]}
-    per_cpu = {name: [size_bytes / 1e6 / each[name].cpu_s for each in rounds] for name in rounds[0]}
+    taken = {name: [each[name] for each in rounds] for name in rounds[0]}
+    rates = {name: [leg.per_second(size_bytes) / 1e6 for leg in legs] for name, legs in taken.items()}
+    per_cpu = {name: [leg.per_cpu_second(size_bytes) / 1e6 for leg in legs] for name, legs in taken.items()}
     legs = {
-        name: {"mb_per_second": summary(rates[name]), "mb_per_cpu_second": summary(per_cpu[name])} for name in rates
+        name: {
+            "mb_per_second": summary(rates[name]),
+            "mb_per_cpu_second": summary(per_cpu[name]),
+            "cpu_seconds": {
+                process: median(leg.cpu_seconds[process] for leg in found) for process in found[0].cpu_seconds
+            },
+        }
+        for name, found in taken.items()
     }
     ratios = {}
     for name in rates:
@@ -224,11 +236,11 @@ def _result(rounds: Sequence[Mapping[str, Transfer]], files: tuple[int, int]) ->
     return {"data": data, "legs": legs, "ratios": ratios, "content": "compared after every round"}
 
 
-def _in_child(pids: Sequence[int], work: Callable[..., float], *arguments: Any) -> Transfer:
-    """A leg in a process of its own; `pids` work for it too."""
-    before_s = _used_s(pids)
+def _in_child(others: Mapping[str, Sequence[int]], work: Callable[..., float], *arguments: Any) -> Leg:
+    """A leg in a process of its own; `others` work for it too."""
+    clock = ProcessClock(others)
     seconds, cpu_s = in_child(_timed, work, arguments)
-    return Transfer(seconds, cpu_s + _used_s(pids) - before_s)
+    return Leg(seconds, {"client": cpu_s, **clock.leg().cpu_seconds})
 
 
 def _timed(work: Callable[..., float], arguments: Sequence[Any]) -> tuple[float, float]:
@@ -238,8 +250,9 @@ def _timed(work: Callable[..., float], arguments: Sequence[Any]) -> tuple[float,
     return time.monotonic() - begun_s, time.process_time() - before + others_s
 
 
-def _used_s(pids: Sequence[int]) -> float:
-    return sum(used_s(psutil.Process(pid)) for pid in pids)
+def _use_memory(size_bytes: int) -> None:
+    """Write to so much memory, or half of what is free, and free it."""
+    np.ones(min(size_bytes, psutil.virtual_memory().available // 2) // 8, np.uint64)
 
 
 def _edge_words(directory: Path, port: int) -> Sequence[str]:

@@ -11,6 +11,7 @@ import typer
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
+from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import UsageInvalid, run_command
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 EXIT_LEFT = 3
 """Files were rejected, or are left for another round."""
 FILES_SHOWN = 20
+KEPT_BYTES_MAX = 64 << 20
+"""Freed memory that a sender keeps: it runs on small machines."""
 sync = typer.Typer(help="Sealed rows of an edge, sent to a centre.", no_args_is_help=True)
 StateOption = Annotated[
     Path | None,
@@ -63,6 +66,8 @@ def send(
     """
     code = 0
     with run_command(json_output, patient=True) as output:
+        # Chunks are allocated and freed by the megabyte.
+        keep_freed(KEPT_BYTES_MAX)
         from headrace.consumers.sync.send_loop import SendLoop, SendOptions
         from headrace.settings import load_settings
 

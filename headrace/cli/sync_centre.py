@@ -12,6 +12,8 @@ import typer
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import ClusterSession, cluster_session, require_cluster
+from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.consumers.node.allocator import keep_freed
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 from headrace.terminal.stop_signals import stop_signals
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from headrace.terminal.output import Output
 
 STOP_POLL_S = 0.2
+KEPT_BYTES_MAX = 256 << 20
+"""Freed memory that a receiver keeps, also while it is idle."""
 
 owners = typer.Typer(help="Whose devices are whose.", no_args_is_help=False)
 
@@ -52,6 +56,8 @@ def receive(
 ) -> None:
     """Receive files of other stores, and load them into the cluster."""
     with run_command(json_output, log_level="info") as output:
+        keep_freed(KEPT_BYTES_MAX)
+        keep_pandas_out()
         from headrace._connection import close_cluster, open_cluster
         from headrace.consumers.sync.receive_process import ReceiveProcess
         from headrace.settings import load_settings

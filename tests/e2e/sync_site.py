@@ -36,6 +36,7 @@ class SyncSite:
         """`bootstrap` is the one that its sender uses."""
         self.name, self.tag, self.directory = name, name, directory
         self.values: dict[tuple[str, int], int] = {}
+        self.rows_written = 0
         self.port = free_port()
         self._bootstrap, self._centre = bootstrap, centre
         self._random = random.Random(seed)

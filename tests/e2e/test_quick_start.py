@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headrace
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.consumers.sync.receiver_metrics import COUNTERS, GAUGES, receiver_text
-from headrace.local_cluster import LocalCluster
+from headrace.local_cluster import LocalCluster, free_port
 from headrace.node_process import NodeProcess
 from headrace.pipeline.ingest_metrics import IngestMetrics
 from headrace.pipeline.job import IngestJob
@@ -99,6 +99,18 @@ def test_the_shell_part_works(folder: Path) -> None:
     assert 0 == sealed.returncode, sealed.stderr
     # Each retry of the block above wrote the rows again, and each file may hold them.
     assert re.search(r"│ +[3-9] │", sealed.stdout), sealed.stdout
+
+
+@pytest.mark.slow(25)
+def test_the_edge_part_works(folder: Path) -> None:
+    """Rows of a node without Kafka arrive in the cluster; its port is another one here, and both processes end."""
+    (folder / "pumps.lp").write_text("pumps,pump=p1 flow=1.5 1767225600000000000\n")
+    commands = block("sh", "sync receive").replace("8086", str(free_port()))
+    ends = 'trap "kill \\$(jobs -p); wait" EXIT\n'
+    done = run(["bash", "-eu", "-c", ends + commands], folder)
+    assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
+    assert "1 accepted, 0 rejected" in done.stderr, done.stderr
+    assert re.search(r"│ +1 │\s*\S+\s*$", done.stdout), done.stdout
 
 
 @pytest.mark.slow(11)

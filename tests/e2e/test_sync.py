@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.http import call_node
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_group import read_partitions
@@ -44,7 +45,10 @@ PARTITIONS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run. Each edge writes `rounds` times `rows` rows of `text_bytes`; each round makes some files."""
+    """The size of a run. Each edge writes `rounds` times `rows` rows of `text_bytes`; each round makes some files.
+
+    Every `large_every`-th round is `LARGER` times as large. `files_least`: files of an edge that must have arrived.
+    """
 
     edges: int
     rounds: int
@@ -54,11 +58,33 @@ class Plan:
     files_max: int
     rate_bytes: int
     timeout_s: float
+    devices: int = 4
+    fault_every: int = 1
+    large_every: int = 1_000_000
+    files_least: int = 1
+
+    def rows_of(self, number: int) -> int:
+        """How many rows an edge writes in a round."""
+        return self.rows * (LARGER if number % self.large_every == self.large_every - 1 else 1)
 
 
+LARGER = 16
 SHORT = Plan(edges=2, rounds=6, rows=900, text_bytes=3_000, cut_s=1.5, files_max=2, rate_bytes=2 << 20, timeout_s=90)
-# A round seals one file of each edge: at most 16 MB, and 1,000 for each edge.
-LONG = Plan(edges=3, rounds=1_000, rows=400, text_bytes=3_000, cut_s=6.0, files_max=4, rate_bytes=0, timeout_s=3_600)
+# A round seals about five files of an edge, of 60 KB and up to 10 MB.
+LONG = Plan(
+    edges=3,
+    rounds=250,
+    rows=100,
+    text_bytes=3_000,
+    cut_s=6.0,
+    files_max=4,
+    rate_bytes=4 << 20,
+    timeout_s=1_200,
+    devices=8,
+    fault_every=5,
+    large_every=10,
+    files_least=1_000,
+)
 
 
 class Faults:
@@ -183,7 +209,8 @@ def run(directory: Path, plan: Plan) -> None:
                 change(site, plan, number)
                 if number == 0:
                     start_sender(site, plan)
-            faults.inject(number, sites)
+            if number % plan.fault_every == 0:
+                faults.inject(number // plan.fault_every, sites)
         faults.heal()
         cluster.wait_ready()
         for site in sites:
@@ -194,6 +221,7 @@ def run(directory: Path, plan: Plan) -> None:
             assert (0, True) == (code, document["ok"]), document
             assert sum(each["edge_rows"] for each in document["tables"]) == len(site.values)
             assert 0 == site.end_sender()
+            assert site.document()["accepted"] >= plan.files_least
         assert 3 == len(verify(cluster))
         again = chunks_sent_again(cluster.bootstrap)
         interruptions = faults.cuts + faults.sender_kills
@@ -284,10 +312,14 @@ def owners(cluster: LocalCluster) -> dict[str, str]:
 
 def change(site: SyncSite, plan: Plan, number: int) -> None:
     """What a round writes: new rows, some late ones over those of the round before, and a delete."""
-    begin = number * plan.rows
-    site.write(plan.rows, plan.text_bytes, begin)
+    begin, rows = site.rows_written, plan.rows_of(number)
+    site.write(rows, plan.text_bytes, begin, plan.devices)
+    site.rows_written += rows
+    if plan.fault_every > 1:
+        # Else a sender would seal what several rounds have written into one file.
+        call_node(f"{site.url}/api/v1/seal?group=e1", method="POST")
     if number % 2:
-        site.write(40, 20, begin - 60)
+        site.write(40, 20, begin - 60, plan.devices)
         site.delete("d1", begin - 20, begin + 20)
 
 

@@ -96,7 +96,7 @@ DEFAULTS = {
     "send.interval_s": 60.0,
     "send.seal_age_s": 300.0,
     "send.tries_max": 5,
-    "send.window_bytes": 64 << 20,
+    "send.window_bytes": 256 << 20,
     "send.files_max": 64,
     "send.rate_limit_bytes": 0,
     "send.wait_s": 60.0,

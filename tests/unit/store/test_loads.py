@@ -21,6 +21,7 @@ from headrace.consumers.store import (
     StagedFileInvalid,
     Store,
     Tombstone,
+    last_rows,
     load_job,
 )
 from headrace.consumers.store.index import Index, IndexChanges
@@ -113,6 +114,30 @@ def test_loads_that_wait_together_are_one_commit(store: Store, reopened: Any, mo
     store = reopened()
     assert [files[0].entry.name, files[2].entry.name, files[4].entry.name] == [each.name for each in store.awaited()]
     assert expected([row(2, 2), row(9, 9)]) == contents(store)
+
+
+def test_of_files_that_come_together_the_newest_alone_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last rows are newer than those of the others. They have the columns of every file, whichever came last."""
+    narrow = replace(CPU, fields=CPU.fields[:1])
+    schemas = (narrow, narrow, CPU)
+    rows = (row(3, 3), row(5, 5), (A, 1, {"busy": 1, "load": 0.5}))
+    files = [
+        foreign_files([each], (3, 10 * number, 10 * number + 9), schema)[0]
+        for number, (each, schema) in enumerate(zip(rows, schemas, strict=True), 1)
+    ]
+    read = list[Path]()
+    real = last_rows.read_rows
+    monkeypatch.setattr(last_rows, "read_rows", lambda path, *more: (read.append(path), real(path, *more))[1])
+    for file in files:
+        stage(store, file)
+    jobs = [
+        store.load(version, load_of(file, SINCE), schema, DATABASE)
+        for version, (file, schema) in enumerate(zip(files, schemas, strict=True), 1)
+    ]
+    jobs[0].run()
+    assert [files[1].entry.name] == ["/".join(path.parts[-4:]) for path in read]
+    assert expected(rows) == contents(store)
+    assert expected([row(5, 5)]) == last(store)
 
 
 def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from headrace.connectors.log.kafka_group import Partition, PartitionEnd, PartitionEvent, PartitionRecord
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.store import SeriesFile
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
 from headrace.consumers.sync.file_check import check_file, series_path
@@ -340,6 +344,20 @@ def test_devices_are_those_of_the_rows_and_not_of_the_series_file(tmp_path: Path
     path = received(tmp_path, FILE.data[: FILE.body.segment_bytes] + forged, FILE.body.segment_bytes)
     with pytest.raises(ManifestInvalid, match="other devices"):
         check_file(path, replace(FILE.body, series_bytes=len(forged)))
+
+
+def test_tags_that_are_no_texts_are_rejected(tmp_path: Path) -> None:
+    """No store has written such a file: it is an answer and not a failure of the receiver."""
+    split = FILE.body.segment_bytes
+    rows = pq.read_table(pa.BufferReader(FILE.data[:split]))
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows.set_column(0, "pump", pa.array(range(len(rows)))), sink)
+    segment = sink.getvalue().to_pybytes()
+    digest = xxhash.xxh3_128(segment).digest()
+    series = replace(SeriesFile.from_bytes(FILE.data[split:]), file_digest=digest.hex(), size_bytes=len(segment))
+    path = received(tmp_path, segment + series.to_bytes(), len(segment))
+    with pytest.raises(ManifestInvalid, match="its tags are no texts"):
+        check_file(path, replace(FILE.body, segment_bytes=len(segment), segment_digest=digest))
 
 
 @pytest.mark.parametrize("size", [0, 10, 400])

@@ -1,0 +1,44 @@
+"""What one round of a sender sends at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.consumers.sync.listing import ListedFile, Listing
+from headrace.consumers.sync.send_round import IN_MIDDLE_MAX, CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
+from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
+from headrace.consumers.sync.sender_state import SenderState
+from tests.unit.sync.test_selection import listed
+
+
+def file_of_two_chunks(version: int) -> ListedFile:
+    """A file of a version whose second chunk has 100 bytes."""
+    found = listed(version, 0)
+    return replace(found, body=replace(found.body, segment_bytes=CHUNK_BYTES, series_bytes=100))
+
+
+def test_chunks_of_some_files_are_sent_at_a_time_and_others_wait_for_verdicts() -> None:
+    """A file that Kafka has whole waits for its verdict, and the next one begins."""
+    files = tuple(file_of_two_chunks(version) for version in range(1, IN_MIDDLE_MAX + 4))
+    listing = Listing("1", "/", "e1", "e1/1", 0, len(files), files, ())
+    sending = SendRound(SenderState({}), [listing], SendSettings(), RoundCounts())
+
+    def act() -> list[tuple[int, int]]:
+        """Carry out what is due, and confirm all of it: (number, chunk) of each record."""
+        sent = []
+        for action in sending.actions(0.0):
+            if isinstance(action, CheckFile):
+                sending.checked(action.file)
+            elif isinstance(action, SendManifest):
+                sent.append((action.number, -1))
+            elif isinstance(action, SendChunk):
+                sent.append((action.number, action.chunk))
+        for each in sent:
+            sending.confirmed(*each)
+        return sent
+
+    first = range(1, IN_MIDDLE_MAX + 1)
+    for chunk in (-1, 0, 1):
+        assert [(number, chunk) for number in first] == act()
+    assert [(number, -1) for number in range(IN_MIDDLE_MAX + 1, len(files) + 1)] == act()
+    assert not sending.finished
