@@ -54,6 +54,7 @@ SPLIT_FILES = frozenset(
         "e2e/test_real_data",
         "e2e/test_up_down",
         "sim/test_cluster",
+        "spark/test_deployment",
         "spark/test_ingest_command",
         "spark/test_secured_broker",
         "unit/connectors/formats/test_fast_and_slow_agree",
