@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
-from duckdb import _seam
 
 from headrace.connectors.files import create_directories
 from headrace.consumers.query.checked_statements import CheckedStatements
@@ -164,9 +163,13 @@ class LockedDatabase:
 
 def streamed(connection: duckdb.DuckDBPyConnection, sql: str, batch_rows: int) -> pa.RecordBatchReader:
     """The rows of one statement, computed as they are taken."""
-    # A relation is bound when it is made and again when it is read, which takes a third of a short query.
-    # DuckDB's own relations are read through this function.
-    return _seam.submit(connection, sql, None, "stream", batch_rows).arrow_reader()
+    # A relation is bound when it is made and again when it is read, which takes a third of a short query. DuckDB 2.0
+    # reads its own relations through this function, which other versions may not have.
+    try:
+        from duckdb._seam import submit
+    except ImportError:
+        return connection.sql(sql).to_arrow_reader(batch_rows)
+    return submit(connection, sql, None, "stream", batch_rows).arrow_reader()
 
 
 def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:

@@ -66,13 +66,11 @@ def send(
     """
     code = 0
     with run_command(json_output, patient=True) as output:
-        # Chunks are allocated and freed by the megabyte.
-        keep_freed(KEPT_BYTES_MAX)
         from headrace.consumers.sync.send_loop import SendLoop, SendOptions
         from headrace.settings import load_settings
 
-        flags = {"interval_s": interval_s, "seal_age_s": seal_age_s, "rate_limit_bytes": rate_limit}
-        flags |= {"window_bytes": window_bytes}
+        flags = {"interval_s": interval_s, "seal_age_s": seal_age_s}
+        flags |= {"rate_limit_bytes": rate_limit, "window_bytes": window_bytes}
         loaded = load_settings({"send": flags, "kafka": parse_settings(settings)})
         options = SendOptions(
             node=_node_url(node),
@@ -186,6 +184,8 @@ def _node_url(node: str) -> str:
 def _send(loop: Any, options: SendOptions, output: Output) -> dict[str, Any]:
     from headrace.terminal.stop_signals import stop_signals
 
+    # Chunks are allocated and freed by the megabyte.
+    keep_freed(KEPT_BYTES_MAX)
     with stop_signals(output.note) as signals, output.progress("sending", None, "B") as advance:
         signals.begin_work()
         figures: dict[str, Any] = loop(options, _Watcher(output, signals, advance)).run()
