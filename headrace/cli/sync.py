@@ -24,7 +24,7 @@ EXIT_LEFT = 3
 """Files were rejected, or are left for another round."""
 FILES_SHOWN = 20
 KEPT_BYTES_MAX = 64 << 20
-"""Freed memory that a sender keeps: it runs on small machines."""
+"""Freed memory that a sender keeps, since it frees chunks by the megabyte. It runs on small machines."""
 sync = typer.Typer(help="Sealed rows of an edge, sent to a centre.", no_args_is_help=True)
 StateOption = Annotated[
     Path | None,
@@ -66,14 +66,12 @@ def send(
     """
     code = 0
     with run_command(json_output, patient=True) as output:
-        # Chunks are allocated and freed by the megabyte.
         keep_freed(KEPT_BYTES_MAX)
         from headrace.consumers.sync.send_loop import SendLoop, SendOptions
         from headrace.settings import load_settings
 
         flags = {"interval_s": interval_s, "seal_age_s": seal_age_s, "rate_limit_bytes": rate_limit}
-        flags |= {"window_bytes": window_bytes}
-        loaded = load_settings({"send": flags, "kafka": parse_settings(settings)})
+        loaded = load_settings({"send": flags | {"window_bytes": window_bytes}, "kafka": parse_settings(settings)})
         options = SendOptions(
             node=_node_url(node),
             bootstrap=bootstrap,
