@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from headrace.cluster_file import ClusterFile, read_cluster_file, write_cluster_
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import create_directories
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
-from headrace.connectors.kafka.broker_process import port_is_free
+from headrace.connectors.kafka.broker_process import free_port, port_is_free
 from headrace.node_probe import first_reason, is_joining, probe
 from headrace.node_process import NodeProcess, ask_to_end, is_stopped, reports_removal
 from headrace.schemas.errors import HeadraceError
@@ -378,11 +377,3 @@ def _free_address(before: str, name: str, on_progress: Progress) -> str:
     if before:
         on_progress(f"another program uses {before}: node {name} serves on {address} from now on")
     return address
-
-
-def free_port() -> int:
-    """A loopback port that nothing listens on now."""
-    # Another process may take it before the node does; the node then reports AddressInUse.
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        return int(probe_socket.getsockname()[1])

@@ -88,7 +88,8 @@ def port_is_free(port: int) -> bool:
 def free_port(taken: Iterable[int] = ()) -> int:
     """A loopback port without a listener, not one of `taken`.
 
-    Another process may still take it first: callers retry.
+    It is below those that systems give to outgoing connections, which would take it while its server is down. Another
+    server may still take it first: callers retry.
     """
     excluded = set(taken)
     # The system's own generator: tests seed the shared one, and parallel workers would draw the same ports.

@@ -52,7 +52,8 @@ from headrace.bench.sync_limits import copied_through_socket, drained, hashed, s
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeUnreachable, call_node
 from headrace.connectors.kafka.broker import EmbeddedBroker
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.connectors.kafka.broker_process import free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_client import NodeClient
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import DEFAULT_BUCKETS

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.http import NodeUnreachable
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.consumers.sync.state_directory import STATUS_FILE
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_client import NodeClient
 from tests.forked import Forked, parent, run_forked
 from tests.waiting import eventually

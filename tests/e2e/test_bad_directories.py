@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from headrace.connectors.kafka.broker import BrokerInfo
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.connectors.kafka.broker_process import free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_probe import probe
 from headrace.workload.workload import iot
 from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload

@@ -22,7 +22,7 @@ import headrace
 from headrace.cli.main import build_app
 from headrace.connectors.http import NodeUnreachable
 from headrace.connectors.kafka.broker import BrokerInfo
-from headrace.local_cluster import free_port
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.node_client import NodeClient
 from tests.e2e.test_sync_receive import MEMBERS, centre
 from tests.forked import run_forked

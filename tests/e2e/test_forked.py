@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.local_cluster import free_port
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.node_process import NodeProcess, is_stopped
 from tests.forked import Forked, ForkService, parent, run_forked
 from tests.waiting import WAIT_S, eventually

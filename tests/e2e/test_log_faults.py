@@ -21,10 +21,11 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.client import Client, connect
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.connectors.log.port import RecordTooLarge
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.query.query_errors import QueryError
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster
 from headrace.producers.router import RowTooLarge

@@ -21,8 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.consumers.sync.receiver_metrics import COUNTERS, GAUGES, receiver_text
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from headrace.pipeline.ingest_metrics import IngestMetrics
 from headrace.pipeline.job import IngestJob

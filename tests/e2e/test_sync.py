@@ -20,11 +20,12 @@ import pytest
 
 from headrace.connectors.http import call_node
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_group import read_partitions
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.topics import ensure_sync_topics
-from headrace.local_cluster import LocalCluster, free_port
+from headrace.local_cluster import LocalCluster
 from headrace.node_client import NodeClient
 from headrace.schemas.series import bucket_of
 from headrace.schemas.sync_records import decode_chunk

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pyspark
 
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import find_java
-from headrace.local_cluster import free_port
 
 WAIT_S = 900
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

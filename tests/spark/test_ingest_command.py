@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.membership.bootstrap import read_slot_table
-from headrace.local_cluster import free_port
 from headrace.pipeline.checkpoint import JAVA_LIVES
 from headrace.terminal.stop_signals import STOPPING
 from headrace.workload import iot

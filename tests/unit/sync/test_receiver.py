@@ -190,6 +190,7 @@ def test_chunks_without_a_manifest_are_nothing(scene: Scene) -> None:
     scene.manifest(FILE.body, 8)
     scene.chunks(FILE, number=8)
     scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
+    scene.turn_until(lambda: not scene.receiver._shares[0].files.files, "the file is decided")
     assert scene.receiver.figures.chunks_ignored == FILE.body.chunks
     scene.receiver.revoked([MANIFEST, CHUNK])
     assert {MANIFEST: 1, CHUNK: 2 * FILE.body.chunks} == scene.consumer.committed
