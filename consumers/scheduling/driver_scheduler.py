@@ -157,7 +157,8 @@ class DriverScheduler:
             if query.id not in self._queries:
                 return
             query.cause = query.cause or cause
-        for task in query.tasks:
+        # Those that came last first: the close of a driver may wait for drivers that it has added.
+        for task in reversed(query.tasks):
             with task.lock:
                 was_running = task.state is TaskState.RUNNING
                 if not task.move(Transition.ABORT):

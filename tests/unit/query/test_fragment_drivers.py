@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +15,9 @@ import pytest
 from headrace.consumers.query import exchange
 from headrace.consumers.query.fragment_drivers import DriverHost, FragmentDrivers, Work
 from headrace.consumers.query.query_errors import QueryCancelled, QueryInvalid
+from headrace.consumers.scheduling import scheduler_threads
 from headrace.consumers.scheduling.capacity import CapacityLimits
-from headrace.consumers.scheduling.driver import DriverSpec
+from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
@@ -165,6 +167,34 @@ def test_a_killed_query_ends_every_driver(host: Host) -> None:
     assert query.wait(WAIT_S)
     assert isinstance(query.error, QueryCancelled)
     host.assert_empty()
+
+
+def test_a_kill_needs_one_thread_that_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator waits for the drivers that it added, so these are closed before it."""
+    monkeypatch.setattr(scheduler_threads, "WAKE_THREADS", 1)
+    host, filled = Host(), threading.Semaphore(0)
+
+    def full(_: object) -> Iterator[pa.RecordBatch]:
+        yield ROWS
+        filled.release()
+        yield from [ROWS] * 1_000_000
+
+    def coordinate(drivers: FragmentDrivers) -> None:
+        with closing(cast(Any, drivers.batches([full] * 3))) as found:
+            next(found)
+            # Nobody takes more: the others are blocked, and so is it.
+            drivers._turn.block(Future(), BlockedOn.LOG)
+
+    try:
+        query = host.run(coordinate)
+        assert filled.acquire(timeout=WAIT_S)
+        assert not query.wait(0.2)
+        host.scheduler.kill("q")
+        assert query.wait(WAIT_S)
+        host.assert_empty()
+    finally:
+        host.threads.close()
+        host.work_threads.close()
 
 
 @pytest.mark.parametrize(("works", "drivers_max"), [(4, 10), (2, 2)])
