@@ -23,7 +23,6 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
-from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -31,6 +30,7 @@ from headrace.connectors.kafka.class_data_archive import archive_digest, archive
 from headrace.connectors.kafka.jars import JarSet, ProgressCallback, resolve_jars
 from headrace.connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
 from headrace.pipeline.package import build_package, package_folder
+from headrace.pipeline.spark_home import environment_directory, launched_from, spark_home
 from headrace.schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
@@ -263,7 +263,8 @@ def _launch(
         if output is not None:
             child |= {"stdout": output, "stderr": output}
         try:
-            gateway = launch_gateway(conf, child)  # type: ignore[no-untyped-call]
+            with launched_from(spark_home()):
+                gateway = launch_gateway(conf, child)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             where = f"look into {log_file}" if log_file else "its output is above"
             raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
@@ -328,12 +329,10 @@ def _scratch_directory() -> str:
 
 
 def spark_archive(jars: JarSet, java: Path) -> Path:
-    """Path of the class-data archive of this Spark and this Java; it need not exist.
-
-    It is removed with the environment it is in.
-    """
-    spark = _find_spark_home()  # type: ignore[no-untyped-call]
-    return Path(sys.prefix) / "spark-archive" / f"{archive_digest(java, spark, jars.directory.name, RECORDED)}.jsa"
+    """Path of the class-data archive of this Spark and this Java; it need not exist."""
+    # Of the home too: the archive is valid for one class path.
+    digest = archive_digest(java, spark_home(), jars.directory.name, RECORDED)
+    return environment_directory() / f"{digest}.jsa"
 
 
 if __name__ == "__main__":

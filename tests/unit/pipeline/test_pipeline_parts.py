@@ -315,7 +315,7 @@ def test_the_class_archive_is_used_only_where_it_exists(tmp_path: Path, monkeypa
     archive = spark_archive(jars, java)
     assert archive.is_relative_to(tmp_path)
     assert [] == archive_options(spark_archive(jars, java))
-    archive.parent.mkdir()
+    archive.parent.mkdir(exist_ok=True)
     archive.touch()
     assert f"-XX:SharedArchiveFile={archive}" in archive_options(spark_archive(jars, java))
     java.write_bytes(b"another program")
