@@ -20,6 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.connectors.files import create_directories
+from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.query.checked_statements import CheckedStatements
 from headrace.consumers.query.query_errors import (
     FunctionRefused,
@@ -43,6 +44,13 @@ PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
 IDLE_MAX = 8
 """Instances that wait for queries: to make one takes longer than a short query."""
+SPARE_MAX = 4
+"""Instances that are made before a query needs them, while others run: a burst of queries would make them all at once,
+each in the place of several short queries.
+"""
+SPARE_NICE = 5
+SPARE_INTERVAL_S = 60.0
+"""Whoever takes an instance wakes the thread that makes them."""
 STREAM_BYTES = 1_000_000
 """What DuckDB computes of a result before it is taken."""
 LINE_LENGTH_MAX = 400
@@ -108,15 +116,24 @@ class LockedDatabase:
     The memory limit of DuckDB is one of an instance. With one each, a query at its limit fails or spills alone.
     """
 
-    def __init__(self, directories: Sequence[Path], settings: QuerySettings, spills_from_mb: int = 0) -> None:
-        """Instances of at least `spills_from_mb` write what does not fit into `query.spill_directory`."""
+    def __init__(
+        self, directories: Sequence[Path], settings: QuerySettings, spills_from_mb: int = 0, spare_mb: int = 0
+    ) -> None:
+        """Instances of at least `spills_from_mb` write what does not fit into `query.spill_directory`.
+
+        Those of `spare_mb`, where it is given, are made ahead once several are lent.
+        """
         self._spills_from_mb = spills_from_mb
+        self._spare_mb = spare_mb
         self._directories = tuple(Path(directory).resolve() for directory in directories)
         self._settings = settings
         self._lock = threading.Lock()
         self._closed = False
         self._idle: list[Instance] = []
         self._numbers = itertools.count()
+        self._lent = 0
+        self._spares = PeriodicTask("query-instances", SPARE_INTERVAL_S, self._make_spares, nice=SPARE_NICE)
+        self._spares_run = False
         self.checked = CheckedStatements()
 
     def lease(self, memory_mb: int) -> Instance:
@@ -124,10 +141,42 @@ class LockedDatabase:
         with self._lock:
             if self._closed:
                 raise QueryError("this node no longer answers queries", action="ask another node")
+            self._lent += memory_mb == self._spare_mb
             # The one that came back last knows the footers of the files that are read now.
-            for place in range(len(self._idle) - 1, -1, -1):
-                if self._idle[place].memory_mb == memory_mb:
-                    return self._idle.pop(place)
+            places = (place for place in range(len(self._idle) - 1, -1, -1) if self._idle[place].memory_mb == memory_mb)
+            found = next(places, None)
+            instance = None if found is None else self._idle.pop(found)
+            if self._lacks_spares():
+                if not self._spares_run:
+                    self._spares_run = True
+                    self._spares.start()
+                self._spares.wake()
+        try:
+            return instance or self._made(memory_mb)
+        except BaseException:
+            with self._lock:
+                self._lent -= memory_mb == self._spare_mb
+            raise
+
+    def _lacks_spares(self) -> bool:
+        """Whether one more should be made ahead. Under the lock."""
+        # A node whose queries run one after the other needs none.
+        wanted = min(SPARE_MAX, self._lent // 2)
+        return not self._closed and sum(each.memory_mb == self._spare_mb for each in self._idle) < wanted
+
+    def _make_spares(self) -> None:
+        while True:
+            with self._lock:
+                if not self._lacks_spares():
+                    return
+            instance = self._made(self._spare_mb)
+            with self._lock:
+                if keeps := not self._closed:
+                    self._idle.append(instance)
+            if not keeps:
+                instance.close()
+
+    def _made(self, memory_mb: int) -> Instance:
         # Two instances would take the same names for their files.
         spill = ""
         if self._settings.spill_directory and memory_mb >= self._spills_from_mb:
@@ -139,6 +188,7 @@ class LockedDatabase:
         instance.pauses = None
         spare = None
         with self._lock:
+            self._lent -= instance.memory_mb == self._spare_mb
             if reusable and not self._closed:
                 self._idle.append(instance)
                 spare = self._idle.pop(0) if len(self._idle) > IDLE_MAX else None
@@ -157,6 +207,7 @@ class LockedDatabase:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+        self._spares.stop()
         for instance in idle:
             instance.close()
 

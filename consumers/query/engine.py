@@ -81,7 +81,7 @@ class QueryEngine:
         self._sizes_mb = memory_sizes(self.settings.memory_limit_mb, self.settings.memory_per_query_mb)
         # One that outgrows what it had at first asks for more before it writes to the disk.
         spills_from_mb = self._sizes_mb[1] if len(self._sizes_mb) > 1 else 0
-        self.database = LockedDatabase(directories, self.settings, spills_from_mb)
+        self.database = LockedDatabase(directories, self.settings, spills_from_mb, self._sizes_mb[0])
         self.interrupter = Interrupter()
         self.work_threads = WorkThreads()
         self._threads = SchedulerThreads(scheduler_limits(self.settings))
