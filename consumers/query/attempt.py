@@ -152,7 +152,9 @@ class Attempt:
             run = ParallelRun(self._drivers, bound, resolved, schemas, plans, scans)
             if self._ran_parallel(session, run, reading, statement, has_much=has_much):
                 return
+            self._turn.pause()
         reads = self._selects(session, statement, resolved, schemas, plans, scans)
+        self._turn.pause()
         self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
             return

@@ -42,13 +42,12 @@ CATALOG = f"{CATALOG_PREFIX}0"
 PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
-IDLE_MAX = 8
+IDLE_MAX = 12
 """Instances that wait for queries: to make one takes longer than a short query."""
 SPARE_MAX = 4
 """Instances that are made before a query needs them, while others run: a burst of queries would make them all at once,
 each in the place of several short queries.
 """
-SPARE_NICE = 5
 SPARE_INTERVAL_S = 60.0
 """Whoever takes an instance wakes the thread that makes them."""
 STREAM_BYTES = 1_000_000
@@ -132,7 +131,7 @@ class LockedDatabase:
         self._idle: list[Instance] = []
         self._numbers = itertools.count()
         self._lent = 0
-        self._spares = PeriodicTask("query-instances", SPARE_INTERVAL_S, self._make_spares, nice=SPARE_NICE)
+        self._spares = PeriodicTask("query-instances", SPARE_INTERVAL_S, self._make_spares)
         self._spares_run = False
         self.checked = CheckedStatements()
 

@@ -38,7 +38,7 @@ PLANNED_BYTES_MAX = 8 * 1024
 # Loaded with this module: under its name sqlglot would load it in the first query, which takes 0.2 s.
 _DIALECT = DuckDB
 
-_COLUMNS = "columns"
+_COLUMNS, _NAMES = "columns", "names"
 
 # sqlglot warns of syntax that it skips. Here that is no fault: such a statement is run without narrowing.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -221,16 +221,36 @@ def _columns_used(
     tree: exp.Expression, table: exp.Table, select: exp.Expression, schema: TableSchema
 ) -> frozenset[str] | None:
     """Columns whose name occurs anywhere in the statement, or None where every column may be meant."""
-    if tree.find(exp.Columns, exp.PositionalColumn) or any(_has_star(inner) for inner in select.find_all(exp.Select)):
+    if any(_has_star(inner) for inner in select.find_all(exp.Select)):
         return None
     if any(join.method.upper() == "NATURAL" for join in select.args.get("joins") or ()):
         return None
-    names = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
+    names = _names_in(tree)
     # `SELECT r FROM readings r` gives the whole row as a struct.
     whole_row = {table.name.lower(), table.alias_or_name.lower(), table.db.lower()}
-    if any(column.name.lower() in whole_row for column in tree.find_all(exp.Column)):
+    if names is None or not whole_row.isdisjoint(names.columns):
         return None
-    return frozenset(name for name in column_names(schema) if name.lower() in names)
+    return frozenset(name for name in column_names(schema) if name.lower() in names.identifiers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names in a tree, in lower case: of anything, and of columns."""
+
+    identifiers: frozenset[str]
+    columns: frozenset[str]
+
+
+def _names_in(tree: exp.Expression) -> _Names | None:
+    """None where columns are meant without their names. Kept with the tree, which many tables of a statement ask."""
+    if _NAMES not in tree.meta:
+        found = _Names(
+            frozenset(identifier.name.lower() for identifier in tree.find_all(exp.Identifier)),
+            frozenset(column.name.lower() for column in tree.find_all(exp.Column)),
+        )
+        tree.meta[_NAMES] = None if tree.find(exp.Columns, exp.PositionalColumn) else found
+    names: _Names | None = tree.meta[_NAMES]
+    return names
 
 
 def _has_star(select: exp.Select) -> bool:

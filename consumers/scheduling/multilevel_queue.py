@@ -4,7 +4,7 @@ The rule is that of Trino's MultilevelSplitQueue, with queries in the place of t
 time so far gives it, and all its drivers share that time. Levels share the workers: each gets `multiplier` times the
 time of the next one. In a level the query that has used least there goes first.
 
-Two rules differ, since queues are shallow here. A level is raised to its share when it was *idle*, so that it does not
+Three rules differ, the first two since queues are shallow here. A level is raised to its share when it was *idle*, so that it does not
 catch up on time that it had no use for. A level whose only driver is running is not idle. And a level is also raised
 when a running query comes into it: otherwise queries that cross a threshold together would run alone until their new
 level has caught up.
@@ -25,6 +25,9 @@ THRESHOLDS_S = (0, 1, 10, 60, 300)
 CONTRIBUTION_CAP_S = 30
 """The most that one slice adds to the counters of levels, and the most that a level may catch up at once."""
 MULTIPLIER = 2
+SHORT_S = 0.008
+"""Within this time of level 0 queries run in the order in which they came: it is enough for most short ones."""
+SHORT_NS = round(SHORT_S * NS_PER_S)
 STALE_MIN = 64
 """Entries of a level's heap that may be out of date in any case."""
 
@@ -48,7 +51,8 @@ class Usage:
     @property
     def order(self) -> tuple[int, int]:
         """The least goes first in its level: by the time used there, then by age."""
-        return self.level_ns, self.age
+        used_ns = self.level_ns if self.level or self.level_ns >= SHORT_NS else 0
+        return used_ns, self.age
 
 
 class QueuedTask(Protocol):

@@ -43,10 +43,10 @@ from headrace.workload import DEFAULT_START_NS, cpu
 
 OPTIONS = {
     "hosts": 400,
-    "hours": 12,
+    "hours": 24,
     "rate": 50.0,
-    "scans": 30,
-    "repeats": 12,
+    "scans": 60,
+    "repeats": 24,
     "alone_s": 20.0,
     "fifo_s": 60.0,
     "seed": 1,

@@ -103,8 +103,15 @@ SCHEDULING = (
     Mutant(
         "older_query_after_the_younger",
         QUEUE,
-        "        return self.level_ns, self.age\n",
-        "        return self.level_ns, -self.age\n",
+        "        return used_ns, self.age\n",
+        "        return used_ns, -self.age\n",
+        ORDER,
+    ),
+    Mutant(
+        "short_queries_overtake_each_other",
+        QUEUE,
+        "self.level_ns if self.level or self.level_ns >= SHORT_NS else 0\n",
+        "self.level_ns\n",
         ORDER,
     ),
     Mutant(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.scheduling.multilevel_queue import MultilevelQueue, Usage
+from headrace.consumers.scheduling.multilevel_queue import SHORT_S, MultilevelQueue, Usage
 from tests.unit.scheduling.parts import Task, task_at
 
 LEVELS_S = (0, 2, 20, 100, 400)
@@ -92,12 +92,50 @@ def test_the_query_with_least_time_goes_first() -> None:
     for task in tasks:
         queue.offer(task)
     assert queue.poll() is first
-    queue.charge(first, 0.002)
+    queue.charge(first, 2 * SHORT_S)
     queue.offer(first)
     assert queue.poll() is second
-    queue.charge(second, 0.001)
+    queue.charge(second, SHORT_S)
     queue.offer(second)
     assert [third, second, first] == [queue.poll(), queue.poll(), queue.poll()]
+
+
+def test_short_queries_run_in_the_order_in_which_they_came() -> None:
+    """A burst of them: each is done before a newer one begins, and the first waits for none of the others."""
+    queue, ended = MultilevelQueue[Task](), list[str]()
+    left = {Task(name): 3 for name in ("first", "second", "third")}
+    for task in left:
+        queue.offer(task)
+    while (running := queue.poll()) is not None:
+        queue.charge(running, SHORT_S / 4)
+        left[running] -= 1
+        if left[running]:
+            queue.offer(running)
+        else:
+            queue.remove(running)
+            ended.append(running.name)
+            # Newer ones come all the time.
+            if len(left) < 6:
+                left[newer := Task(f"newer {len(left)}")] = 3
+                queue.offer(newer)
+    assert ["first", "second", "third", "newer 3", "newer 4", "newer 5"] == ended
+
+
+def test_one_that_is_not_short_waits_for_those_that_may_be() -> None:
+    """Behind its first milliseconds in level 0 it is behind every query that has used less. No other level has this."""
+    queue = MultilevelQueue[Task](thresholds_s=(0, 1))
+    old, new = Task("old"), Task("new")
+    queue.offer(old)
+    assert queue.poll() is old
+    queue.charge(old, SHORT_S)
+    queue.offer(old)
+    queue.offer(new)
+    assert queue.poll() is new
+    for task in (old, new):
+        task.usage.level, task.usage.level_ns = 1, 0
+    assert old.usage.order < new.usage.order
+    old.usage.level_ns = 1
+    assert new.usage.order < old.usage.order
 
 
 def test_the_drivers_of_a_query_share_its_time() -> None:

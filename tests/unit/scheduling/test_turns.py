@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done
+from headrace.consumers.scheduling.multilevel_queue import SHORT_S
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory, QueryUnknown
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
@@ -140,7 +141,7 @@ def test_a_driver_that_is_bounded_again_takes_any_worker() -> None:
     steps = [Again(unbounded=True), Again(), Again(unbounded=False), Again()]
     first, second = (bench.submit(ScriptedDriver(list(steps))) for _ in range(2))
     for _ in range(2):
-        bench.turn()
+        bench.turn(SHORT_S)
     assert all(task.unbounded for query in (first, second) for task in query.tasks)
     bench.run()
     assert all(query.wait(0) and not query.tasks[0].unbounded for query in (first, second))
@@ -151,7 +152,7 @@ def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
     bench = Bench(SchedulerLimits(workers=2))
     sorts = [bench.submit(ScriptedDriver([Again(unbounded=True), Again()])) for _ in range(2)]
     for _ in sorts:
-        bench.turn()
+        bench.turn(SHORT_S)
     first = bench.scheduler.take(0)
     assert first is not None
     assert bench.scheduler.take(0) is None
