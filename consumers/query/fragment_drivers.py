@@ -92,7 +92,7 @@ class FragmentDrivers:
         self._begun = 1
 
     def free_workers(self) -> int:
-        """How many drivers the query may have: workers that no long query claims."""
+        """How many drivers the query may have: workers that no long query claims. 0 or less where there are none."""
         claimed = sum(
             each.drivers[TaskState.READY] + each.drivers[TaskState.RUNNING]
             for each in self._host.reports()
@@ -149,9 +149,11 @@ class FragmentDrivers:
         fragment: Callable[[Session, Sequence[GroupScan]], Iterator[pa.RecordBatch]],
     ) -> list[Work]:
         """A fragment over each share of the rows of scans; none where these are few."""
-        if rows_of(scans) * columns < PARALLEL_VALUES_MIN:
+        # Asked again: long queries may have come since `pays`, and claim every worker.
+        number = self.free_workers()
+        if number < 2 or rows_of(scans) * columns < PARALLEL_VALUES_MIN:
             return []
-        shares = shares_of(scans, self.free_workers(), lambda path: path.stat().st_size)
+        shares = shares_of(scans, number, lambda path: path.stat().st_size)
         return [partial(_over, fragment, share) for share in shares]
 
     def _driver(self, part: _Part, number: int) -> ThreadedDriver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,10 @@ ReplicationOption = Annotated[
 LogOption = Annotated[
     str | None, typer.Option("--log", metavar="kafka|local", help="Where its log is; local = in the data directory.")
 ]
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread keeps the interpreter while others want it. With Python's 5 ms every step of a short query waits
+that long for each thread that plans another one.
+"""
 node = typer.Typer(help="One node of a cluster.", no_args_is_help=True)
 
 
@@ -90,6 +95,7 @@ def run(
         # Before anything loads pyarrow: its allocator reads this once.
         (stay_small if loaded.node.has_local_log else keep_freed)()
         _choose_line_parser(loaded)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         with _without_collection():
             keep_pandas_out()
             from headrace.consumers.node.node import Node

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.consumers.query import exchange
-from headrace.consumers.query.fragment_drivers import DriverHost, FragmentDrivers, Work
+from headrace.consumers.query.file_shares import ScanShare
+from headrace.consumers.query.fragment_drivers import PARALLEL_VALUES_MIN, DriverHost, FragmentDrivers, Work
 from headrace.consumers.query.query_errors import QueryCancelled, QueryInvalid
 from headrace.consumers.scheduling import scheduler_threads
 from headrace.consumers.scheduling.capacity import CapacityLimits
@@ -21,11 +23,13 @@ from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
+from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.work_threads import WorkThreads
 
 WAIT_S = 20.0
 ROWS = pa.record_batch({"x": list(range(100))})
+ROWS_TABLE = pa.table({})
 TIMER = cast(Any, SimpleNamespace(cancel=lambda: None))
 
 
@@ -227,3 +231,23 @@ def test_sessions_are_released_before_the_coordinator_goes_on(host: Host) -> Non
     query = host.run(coordinate)
     assert query.wait(WAIT_S)
     assert query.error is None
+
+
+@pytest.mark.parametrize("long_ones", [1, 2, 3])
+def test_long_queries_that_came_meanwhile_leave_no_driver(host: Host, long_ones: int) -> None:
+    """A fragment that paid a moment ago is not divided once they claim all workers but one, or more than all."""
+    others: list[Any] = []
+    found: list[object] = []
+    report = SimpleNamespace(id="long", drivers={TaskState.READY: 0, TaskState.RUNNING: 1}, cpu_seconds=60.0)
+    host.reports = lambda: others  # type: ignore[method-assign]
+    scans = [ScanShare([Path("a"), Path("b")], PARALLEL_VALUES_MIN, ROWS_TABLE)]
+
+    def coordinate(drivers: FragmentDrivers) -> None:
+        found.append(drivers.pays(scans, 1))
+        others.extend([report] * long_ones)
+        found.append(drivers.works(scans, 1, lambda *_: iter(())))
+
+    query = host.run(coordinate)
+    assert query.wait(WAIT_S)
+    assert query.error is None
+    assert [True, []] == found
