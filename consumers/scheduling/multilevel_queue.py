@@ -4,10 +4,12 @@ The rule is that of Trino's MultilevelSplitQueue, with queries in the place of t
 time so far gives it, and all its drivers share that time. Levels share the workers: each gets `multiplier` times the
 time of the next one. In a level the query that has used least there goes first.
 
-Three rules differ, the first two since queues are shallow here. A level is raised to its share when it was *idle*, so that it does not
-catch up on time that it had no use for. A level whose only driver is running is not idle. And a level is also raised
-when a running query comes into it: otherwise queries that cross a threshold together would run alone until their new
-level has caught up.
+Three rules differ, the first two since queues are shallow here. A level is raised to its share when it was *idle*, so
+that it does not catch up on time that it had no use for. A level whose only driver is running is not idle. A level is
+also raised when a running query comes into it: otherwise queries that cross a threshold together would run alone until
+their new level has caught up. And queries that have used next to nothing run in the order in which they came. If the
+one that has used least went first, each new one would overtake those that are almost done, and many would be open at
+once.
 """
 
 from __future__ import annotations
