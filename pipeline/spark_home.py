@@ -14,8 +14,8 @@ import pyspark
 from pyspark.find_spark_home import _find_spark_home
 
 HOME_VARIABLE = "SPARK_HOME"
-SOURCES = "python"
-"""The folder of a Spark home that has PySpark as archives of sources."""
+SOURCES, CONFIGURATION = "python", "conf"
+"""Folders of a Spark home: PySpark as archives of sources, and settings of the user."""
 
 
 def spark_home() -> Path:
@@ -29,11 +29,16 @@ def spark_home() -> Path:
     if not package.samefile(installed):
         return installed
     home = environment_directory() / f"home-{pyspark.__version__}"
-    if not home.is_dir():
-        try:
+    # Looked at first: a home that another process makes meanwhile is none to remove.
+    was_there = home.is_dir()
+    try:
+        if not _leads_to(home, package):
+            if was_there:
+                # An environment that was moved has one that leads to its old place.
+                shutil.rmtree(home, ignore_errors=True)
             _link(package, home)
-        except OSError:
-            return installed
+    except OSError:
+        return installed
     return home
 
 
@@ -56,20 +61,25 @@ def launched_from(home: Path) -> Iterator[None]:
             os.environ[HOME_VARIABLE] = given
 
 
+def _leads_to(home: Path, package: Path) -> bool:
+    jars = home / "jars"
+    return jars.is_dir() and jars.samefile(package / "jars")
+
+
 def _link(package: Path, home: Path) -> None:
     home.parent.mkdir(exist_ok=True)
     # Not a folder of `tempfile`, which is for one user.
     partial = home.with_name(f".{home.name}.{uuid.uuid4().hex[:12]}")
     partial.mkdir()
     try:
-        for entry in package.iterdir():
-            if entry.is_dir() and entry.name != SOURCES:
-                (partial / entry.name).symlink_to(entry)
+        # Settings may be put there at any later time.
+        for name in {CONFIGURATION, *(entry.name for entry in package.iterdir() if entry.is_dir())} - {SOURCES}:
+            (partial / name).symlink_to(package / name)
         # Never half of a home under its name. Of two processes that make it the second finds the first one's.
         if not home.is_dir():
             partial.rename(home)
     except OSError:
-        if not home.is_dir():
+        if not _leads_to(home, package):
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

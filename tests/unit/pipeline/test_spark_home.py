@@ -27,7 +27,17 @@ def test_it_is_spark_without_its_archives_of_python_sources(prefix: Path) -> Non
     assert (home / "jars").samefile(Path(pyspark.__file__).with_name("jars"))
     assert os.access(home / "bin" / "spark-submit", os.X_OK)
     assert not (home / "python").exists()
+    assert (home / "conf").is_symlink()
     assert (home, [home.name]) == (spark_home(), os.listdir(home.parent))
+
+
+def test_one_that_leads_to_another_place_is_made_again(prefix: Path) -> None:
+    """An environment was moved: Spark is no longer where the links lead."""
+    home = spark_home()
+    (home / "jars").unlink()
+    (home / "jars").symlink_to(prefix / "gone")
+    assert home == spark_home()
+    assert (home / "jars" / "..").resolve().samefile(Path(pyspark.__file__).parent)
 
 
 def test_a_spark_that_did_not_come_with_pyspark_is_used_as_it_is(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
