@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.exchange import Exchange
 from headrace.consumers.query.file_shares import shares_of
-from headrace.consumers.query.group_scans import GroupScan, rows_of
+from headrace.consumers.query.group_scans import GroupScan, rows_near, rows_of
 from headrace.consumers.query.query_errors import QueryCancelled, QueryMemory
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.session import Session
@@ -102,7 +102,7 @@ class FragmentDrivers:
 
     def pays(self, scans: Sequence[GroupScan], columns: int) -> bool:
         """Whether several drivers may pay for a fragment over scans, of so many columns at most, at this moment."""
-        return rows_of(scans) * columns >= PARALLEL_VALUES_MIN and self.free_workers() > 1
+        return rows_near(scans) * columns >= PARALLEL_VALUES_MIN and self.free_workers() > 1
 
     def batches(self, works: Sequence[Work]) -> Generator[pa.RecordBatch, None, None] | None:
         """What several works give, in any order; None where there are no places or no memory for their drivers.
@@ -151,7 +151,7 @@ class FragmentDrivers:
         """A fragment over each share of the rows of scans; none where these are few."""
         # Asked again: long queries may have come since `pays`, and claim every worker.
         number = self.free_workers()
-        if number < 2 or rows_of(scans) * columns < PARALLEL_VALUES_MIN:
+        if number < 2 or rows_near(scans) * columns < PARALLEL_VALUES_MIN:
             return []
         shares = shares_of(scans, number, lambda path: path.stat().st_size)
         return [partial(_over, fragment, share) for share in shares]

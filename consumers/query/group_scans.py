@@ -66,6 +66,7 @@ class LocalScan:
     def __init__(self, group: str, scan: TableScan) -> None:
         self.files: Sequence[Path] = scan.files
         self.file_rows = scan.file_rows
+        self.near_rows = scan.near_rows
         self.table = scan.table
         self.rollup = scan.rollup
         read, skipped = len(scan.files) + scan.merged.segments, scan.segments - len(scan.files) - scan.merged.segments
@@ -104,6 +105,13 @@ class NewestScan:
 def rows_of(scans: Iterable[GroupScan]) -> int:
     """The rows of scans, of files and others."""
     return sum(scan.file_rows + scan.table.num_rows for scan in scans)
+
+
+def rows_near(scans: Sequence[GroupScan]) -> int:
+    """The rows that a statement may have to look at: of files those near the series that it wants, where it names tags."""
+    return sum(
+        (scan.near_rows if isinstance(scan, LocalScan) else scan.file_rows) + scan.table.num_rows for scan in scans
+    )
 
 
 def rollups_of(scans: Sequence[GroupScan]) -> list[pa.Table]:

@@ -52,9 +52,7 @@ class ParallelRun:
     @property
     def pays(self) -> bool:
         """Whether several drivers may pay at this moment: the test that small statements fail."""
-        # Of few series little is read of each file.
-        large = ((key, scans) for key, scans in self._scans.items() if not self._plans[key].tags)
-        return any(self._drivers.pays(scans, self._columns(key)) for key, scans in large)
+        return any(self._drivers.pays(scans, self._columns(key)) for key, scans in self._scans.items())
 
     def prepared(self, session: Session, resources: ExitStack, reading: Reading) -> str | None:
         """SQL to run in the session, over answers of fragments; None where none ran so. Raises a QueryError."""

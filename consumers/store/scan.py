@@ -7,7 +7,7 @@ occurs once, with the values of the highest rank, and tombstones are applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,22 @@ from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
+NEAR_ROWS = 131_072
+"""Who wants one series of a file reads about so many rows of it: the usual size of a row group."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """The segments to read directly; all other rows, merged; and what was read for these.
+
+    `near_rows` are those of direct segments near wanted series, by name, where there are such; see `Runs.rows_near`.
+    """
+
+    direct: list[SegmentEntry]
+    rows: pa.Table
+    count: ReadCount
+    near_rows: Mapping[str, int]
+
 
 class TableScan:
     """The result of a scan in two halves.
@@ -58,15 +74,18 @@ class TableScan:
         merged: ReadCount | None = None,
         file_rows: int = 0,
         rollup: pa.Table | None = None,
+        near_rows: int | None = None,
     ) -> None:
         """Created by `Store.scan`; `segments` are those of the table, and `merged` was read of them for `table`.
 
-        `file_rows` is the number of rows in all files. `rollup` has the rollups of other segments, in whose rows it has
+        `file_rows` is the number of rows in all files, and `near_rows` that of those near the requested series, by
+        default all. `rollup` has the rollups of other segments, in whose rows it has
         a part each: tags (dictionary), `time` (the hour, timestamp in ns), and the columns of the request.
         """
         self.files = files
         self.rollup = rollup
         self.file_rows = file_rows
+        self.near_rows = file_rows if near_rows is None else near_rows
         self.table = table
         self.segments = segments
         self.merged = merged or ReadCount()
@@ -77,15 +96,15 @@ class TableScan:
         cls,
         files: SegmentFiles,
         direct: Sequence[SegmentEntry],
-        table: pa.Table,
+        read: TableRead,
         segments: int,
-        merged: ReadCount,
         rollup: pa.Table | None,
     ) -> Self:
         """A scan over pinned segments, which it releases."""
         names = sorted(entry.name for entry in direct)
         paths, file_rows = [files.path(name) for name in names], sum(entry.rows for entry in direct)
-        return cls(paths, table, lambda: files.release(names), segments, merged, file_rows, rollup)
+        near_rows = sum(read.near_rows.get(entry.name, entry.rows) for entry in direct)
+        return cls(paths, read.rows, lambda: files.release(names), segments, read.count, file_rows, rollup, near_rows)
 
     def close(self) -> None:
         """Releases the files; a second call does nothing."""
@@ -110,8 +129,8 @@ def read_table(
     overlaps: OverlapCache,
     blocks: BlockCache | None,
     live_is_unique: bool,
-) -> tuple[list[SegmentEntry], pa.Table, ReadCount]:
-    """The segments to read directly, the merged rest, and what was read for it.
+) -> TableRead:
+    """Read what cannot be read directly.
 
     `blocks` reads few series of segments that need no merge; None = those are all read directly.
     `live_is_unique`: no two visible unsealed rows share series and time.
@@ -140,7 +159,9 @@ def read_table(
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
     # Unique unsealed rows alone need no sort: the common query on recent data.
-    return direct, merge(batches, view.schema, request, live_is_unique and not merged), count
+    rows = merge(batches, view.schema, request, live_is_unique and not merged)
+    near = {entry.name: runs_of(entry.name).rows_near(wanted[entry.name], NEAR_ROWS) for entry in direct if wanted}
+    return TableRead(direct, rows, count, near)
 
 
 def _few_series(

@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -183,6 +184,16 @@ class Runs:
         """The runs of rows sorted by (series, time)."""
         ends = np.cumsum(lengths)
         return cls(keys, lengths, times[ends - lengths], times[ends - 1])
+
+    def rows_near(self, wanted: npt.NDArray[np.bool_], block_rows: int) -> int:
+        """The rows of those blocks of the file, of so many rows each, that hold wanted series."""
+        ends, places = np.cumsum(self.lengths), np.flatnonzero(wanted)
+        if not len(places):
+            return 0
+        first, last = (ends[places] - self.lengths[places]) // block_rows, (ends[places] - 1) // block_rows
+        # Series follow each other in the file, so two of them share one block at most.
+        blocks = int((last - first + 1).sum()) - int((first[1:] == last[:-1]).sum())
+        return min(blocks * block_rows, int(ends[-1]))
 
     def to_bytes(self) -> bytes:
         """The value of the runs in the index."""

@@ -227,14 +227,14 @@ class Store(SlotMoves):
             unique = parts.live.of(content).unique
             # Rollups are of whole segments.
             blocks = parts.blocks if rollup is None else None
-            direct, rows, read = read_table(content, request, files, parts.runs.get, parts.overlaps, blocks, unique)
-            direct, rolled = parts.rollups.divide(direct, rollup, content.schema, request.tags)
+            read = read_table(content, request, files, parts.runs.get, parts.overlaps, blocks, unique)
+            direct, rolled = parts.rollups.divide(read.direct, rollup, content.schema, request.tags)
         except BaseException:
             files.release(pinned)
             raise
         # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
         files.release({*pinned} - {entry.name for entry in direct})
-        return TableScan.over(files, direct, rows, len(pinned), read, rolled)
+        return TableScan.over(files, direct, read, len(pinned), rolled)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
         """The newest row of every series with these tags, sealed or not.

@@ -77,6 +77,13 @@ def test_parameters_and_the_moment_are_those_of_the_query(written: Written, driv
     assert ["host", "$low"] == found.column_names
 
 
+def test_a_tag_of_many_series_leaves_work_for_several_drivers(written: Written, drivers: list[int]) -> None:
+    """What a statement reads is counted, and not whether it names a tag."""
+    written.check("n0", f"SELECT host, sum(n), max(x) FROM {TABLE} WHERE region <> 'x' GROUP BY host", ordered=False)
+    written.check("n0", f"SELECT host, count(*) FROM {TABLE} WHERE region IN ('eu', 'us') GROUP BY host", ordered=False)
+    assert {2} == set(drivers)
+
+
 @pytest.mark.parametrize("order", ["time DESC", "x NULLS LAST, time", "host DESC NULLS FIRST, time"])
 def test_first_rows_in_an_order_are_those_of_all_drivers(written: Written, drivers: list[int], order: str) -> None:
     """Each gives its own first rows, and the statement takes the first of these."""

@@ -14,9 +14,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.consumers.store import Store, StoreDamaged, digest_of_file
 from headrace.consumers.store.digest import content_digest
+from headrace.consumers.store.segment import Runs
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.schemas.tables import FieldType, TableSchema, TimeResolution
 from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
@@ -285,3 +288,20 @@ def test_missing_fields_are_columns_of_nulls(store: Store) -> None:
     seal(store, 2)
     assert ["host", "rack", "time", "busy", "load", "note", "up"] == pq.ParquetFile(only_file(store)).schema_arrow.names
     assert row_batch(CPU, [({"host": "a"}, 1, {})]).schema.names == ["__series", "time"]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    wanted=st.integers(0, 2**12 - 1),
+    block_rows=st.integers(1, 12),
+)
+def test_rows_near_series_are_those_of_their_blocks(lengths: list[int], wanted: int, block_rows: int) -> None:
+    """Of every block that holds a row of a wanted series, all rows; the last block may be shorter."""
+    mask = np.array([bool(wanted >> place & 1) for place in range(len(lengths))])
+    series = np.repeat(np.arange(len(lengths)), lengths)
+    blocks = {row // block_rows for row in range(len(series)) if mask[series[row]]}
+    rows = sum(len(series[block * block_rows : (block + 1) * block_rows]) for block in blocks)
+    keys = pa.array([str(place) for place in range(len(lengths))])
+    runs = Runs.of_times(keys, np.array(lengths), np.zeros(len(series), np.int64))
+    # Counted as if the last block were whole, where it is not the only one.
+    assert rows <= runs.rows_near(mask, block_rows) <= min(len(blocks) * block_rows, len(series))
