@@ -60,7 +60,7 @@ class Scan:
     """A TableScan of rows as they were."""
 
     files: Sequence[Path] = ()
-    segments, file_rows, merged, rollup = 0, 0, ReadCount(), None
+    segments, file_rows, near_rows, merged, rollup = 0, 0, 0, ReadCount(), None
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self.table = pa.table(
