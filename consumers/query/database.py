@@ -145,11 +145,14 @@ class LockedDatabase:
             places = (place for place in range(len(self._idle) - 1, -1, -1) if self._idle[place].memory_mb == memory_mb)
             found = next(places, None)
             instance = None if found is None else self._idle.pop(found)
-            if self._lacks_spares():
-                if not self._spares_run:
-                    self._spares_run = True
+            lacks, begins = self._lacks_spares(), not self._spares_run
+            self._spares_run = self._spares_run or lacks
+        if lacks:
+            # What was lent must not be lost for want of a thread: without spares queries make their own.
+            with suppress(RuntimeError):
+                if begins:
                     self._spares.start()
-                self._spares.wake()
+            self._spares.wake()
         try:
             return instance or self._made(memory_mb)
         except BaseException:

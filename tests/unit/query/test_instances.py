@@ -72,3 +72,21 @@ def test_a_lease_that_fails_counts_as_none(
     database.give_back(database.lease(MEMORY_MB), reusable=True)
     database.close()
     assert len(made) == 1
+
+
+def test_without_a_thread_for_spares_queries_run_all_the_same(
+    database: LockedDatabase, made: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may start no more threads loses neither an instance nor its place."""
+
+    def refused() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(database._spares, "start", refused)
+    lent = [database.lease(MEMORY_MB) for _ in range(4)]
+    for instance in lent:
+        database.give_back(instance, reusable=True)
+    again = database.lease(MEMORY_MB)
+    database.give_back(again, reusable=True)
+    assert again in lent
+    assert len(made) == 4
