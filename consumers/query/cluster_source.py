@@ -159,6 +159,7 @@ class ClusterSource:
         assert fence.as_of is not None, "an older answer without its moment"
         groups = list(self._local.groups.values())
         reached = {group.applied.changes.settled_version for group in groups}
+        reached |= {group.decided.proven_version for group in groups}
         read = {group.birth_key: HandOvers.of(group.applied.changes) for group in groups}
         # Nobody can be asked what a group that is gone has handed over. It was in the logs of others before its end.
         present, moment = _keys(table).values(), fence.as_of

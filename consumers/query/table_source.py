@@ -346,7 +346,7 @@ class LocalSource:
 
     def _check_table(self, group: Group, fence: ReadFence) -> None:
         version = fence.table_version if isinstance(fence, LocalFence) else 0
-        proven = group.applied.changes.proven_version
+        proven = group.decided.proven_version
         if version and proven > version:
             raise SlotsMoved.to(group.name, proven, version)
 

@@ -22,6 +22,7 @@ from headrace.consumers.replication.admission import (
     log_rejection,
 )
 from headrace.consumers.replication.applied_state import AppliedState
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group_actions import GroupActions
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
@@ -71,6 +72,8 @@ class Group:
         self.replica.knows_tables = self._table_wait.accepts
         self.store_jobs = StoreJobQueue(store.group, store, state, limits, self.health, on_sealed, pool)
         self.applied = AppliedState.of(state, 0)
+        self.decided = self.applied.changes
+        """What its log has decided up to the record that is carried out now; `applied` follows when that is done."""
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
         self._stopping = False
         self._actions = GroupActions(
@@ -309,6 +312,8 @@ class Group:
             raise
         state = self.replica.state
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
+        # Before the actions: a cut hides rows at once, and a query that lacks them must find here that slots have moved.
+        self.decided = ChangeView.of(state.changes, self.applied.changes)
         for action in actions:
             self._act(action)
         log_rejection(self.name, self.replica)

@@ -31,6 +31,7 @@ HOURS, INTERVAL_S, SERIES, SEED = 30, 180, 10, 7
 PART_ROWS = 700
 TIMEOUT_MS = 30_000
 RETRY_S = 0.2
+DIFFERENT_ROWS_MAX = 3
 FLIGHT_EVERY = 3
 """Every so many questions go over Arrow Flight."""
 DELETED = (("cpu", {"hostname": "host_3"}, 2, 9), ("readings", {"name": "truck_4"}, 20, 30))
@@ -100,6 +101,13 @@ class Truth:
         if set(found.column_names) != set(wanted.column_names):
             return False
         return same(found.select(wanted.column_names), wanted, query.ordered)
+
+    def difference(self, query: BenchQuery, found: pa.Table) -> str:
+        """Some rows that only one of the two answers has, with the number of rows of both."""
+        wanted = self._answers[query.name]
+        there, here = ({repr(tuple(row.values())) for row in table.to_pylist()} for table in (wanted, found))
+        shown = [sorted(rows)[:DIFFERENT_ROWS_MAX] for rows in (here - there, there - here)]
+        return f"{found.num_rows} of {wanted.num_rows} rows, found {shown[0]} for {shown[1]}"
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -218,7 +226,7 @@ class QueryLoad:
             return False
         self.answers[name] = self.answers.get(name, 0) + 1
         if not self._truth.is_right(query, found):
-            self.faults.append(f"{name} gave a wrong answer to {query.name}, {found.num_rows} rows")
+            self.faults.append(f"{name} gave a wrong answer to {query.name}: {self._truth.difference(query, found)}")
         return True
 
     def _over_http(self, url: str, sql: str) -> pa.Table:

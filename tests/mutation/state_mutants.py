@@ -9,6 +9,7 @@ STATE = "test_group_state.py"
 JOBS = "test_store_jobs.py"
 ADMISSION = "test_admission.py"
 HEALTH = "test_group_health.py"
+SLOT_STORES = "test_slot_stores.py"
 
 STATE_MACHINE = (
     Mutant(
@@ -183,6 +184,13 @@ STATE_MACHINE = (
         "        self.applied = AppliedState.of(state, entry.timestamp_ms, self.applied)\n"
         "        for action in actions:\n            self._act(action)\n        log_rejection(self.name, self.replica)\n",
         (ADMISSION, JOBS),
+    ),
+    Mutant(
+        "queries_learn_of_a_cut_behind_it",
+        "replication/group.py",
+        "        self.decided = ChangeView.of(state.changes, self.applied.changes)\n",
+        "        self.decided = self.applied.changes\n",
+        (SLOT_STORES,),
     ),
     Mutant(
         "record_that_failed_is_skipped",

@@ -49,6 +49,7 @@ class StoredGroup:
         self.birth_key = GroupKey(name, 1)
         self.health = GroupHealth(threading.Condition())
         self.applied = AppliedState(offset=0, changes=ChangeView(settled=1, slots_total=12))
+        self.decided = self.applied.changes
         self.store = store
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:

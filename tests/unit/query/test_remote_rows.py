@@ -391,6 +391,7 @@ class Group:
         self.birth_key = GroupKey(name, 1)
         self.health = GroupHealth(threading.Condition())
         self.applied = AppliedState(offset=3)
+        self.decided = self.applied.changes
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         return condition()

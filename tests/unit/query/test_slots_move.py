@@ -98,6 +98,7 @@ class Group:
         )
         self.health = GroupHealth(threading.Condition())
         self.applied = AppliedState(offset=0, changes=ChangeView(settled=key.birth, slots_total=12))
+        self.decided = self.applied.changes
         self.rows = rows
         self.store, self.rollups = self, RollupsOff()
         self._world = world
@@ -130,8 +131,13 @@ class Group:
     def change(self, **changed: Any) -> None:
         """A record that changes what the log has decided."""
         self._unread = max(0, self._unread - 1)
-        view = replace(self.applied.changes, revision=self.applied.changes.revision + 1, **changed)
-        self.applied = replace(self.applied, offset=self.applied.offset + 1, changes=view)
+        self.decided = replace(self.applied.changes, revision=self.applied.changes.revision + 1, **changed)
+        self.applied = replace(self.applied, offset=self.applied.offset + 1, changes=self.decided)
+
+    def hide(self, version: int, *kept: str) -> None:
+        """The barrier of a change's second phase hides the rows that leave. What it decides is not all applied yet."""
+        self.decided = replace(self.applied.changes, settled=version)
+        self.rows = {name: self.rows[name] for name in kept}
 
     def settle(self, version: int, **changed: Any) -> None:
         """The barrier of a change's second phase."""
@@ -355,7 +361,6 @@ def steps_of(cluster: Cluster) -> list[Callable[[], None]]:
     donor, taker, pulled = cluster.donor, cluster.taker, cluster.pulled
 
     def cut() -> None:
-        donor.rows = {"p1": 1}
         donor.settle(2)
         donor.hand_over(TAKER, 5)
 
@@ -369,6 +374,7 @@ def steps_of(cluster: Cluster) -> list[Callable[[], None]]:
 
     return [
         lambda: cluster.follow(2),
+        lambda: donor.hide(2, "p1"),
         cut,
         gain,
         lambda: taker.accept(DONOR, 5),
@@ -408,7 +414,7 @@ def test_a_group_that_is_behind_is_waited_for(directory: Path) -> None:
             with pytest.raises((NotCaughtUp, GroupUnavailable)) as raised:
                 cluster.ask()
             assert raised.value.retriable
-            cluster.world.steps = steps_of(cluster)[1:5]
+            cluster.world.steps = steps_of(cluster)[1:6]
             assert [("p1", 1), ("p2", 2), ("p3", 3)] == cluster.ask()
 
 

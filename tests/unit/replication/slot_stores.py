@@ -86,11 +86,13 @@ class LazyPool:
 
 
 class WatchedGroup(Group):
-    """A Group that shows the actions of its newest record."""
+    """A Group that shows the actions of its newest record. Queries know what it decided before any of them."""
 
     acted: list[Action]
 
     def _act(self, action: Action) -> None:
+        decided = self.replica.state.changes
+        assert (decided.settled_version, decided.era) == (self.decided.settled_version, self.decided.era)
         self.acted.append(action)
         super()._act(action)
 
