@@ -178,10 +178,11 @@ def _values_of(pieces: pa.StringArray, owners: Int64s, in_pair: Mask, tag: str, 
 
 def _repeated(values: pa.StringArray, lengths: Int64s) -> pa.DictionaryArray:
     encoded = values.dictionary_encode()
-    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=True)
-    missing = encoded.indices.is_null().to_numpy(zero_copy_only=False) if encoded.indices.null_count else None
-    mask = None if missing is None else np.repeat(missing, lengths)
-    repeated = pa.array(np.repeat(indices, lengths), mask=mask)
+    indices, mask = encoded.indices, None
+    if indices.null_count:
+        mask = np.repeat(indices.is_null().to_numpy(zero_copy_only=False), lengths)
+        indices = indices.fill_null(0)
+    repeated = pa.array(np.repeat(indices.to_numpy(zero_copy_only=True), lengths), mask=mask)
     # The encoding above gave these indices: a check of each would cost as much as all the rest.
     return pa.DictionaryArray.from_arrays(repeated, encoded.dictionary, safe=False)
 

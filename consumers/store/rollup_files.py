@@ -5,8 +5,9 @@ stream (zstd). The line has the content digest of the segment that the rollup is
 whose line is not that of its segment, or whose stream has other bytes, counts as missing.
 
 Nothing depends on these files. They are no part of a snapshot, a cut or a digest, and are not synced: a crash may lose
-or cut one. A segment without rollup is read as before, and a thread that encodes makes its rollup for later queries. A
-segment whose rollup does not pay has a file without a stream.
+or cut one. A segment without rollup is read as before, and a thread that encodes makes its rollup for later queries. So
+a segment of few rows, which will be merged soon, gets none until then. One whose rollup does not pay has a file without
+a stream.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class RollupFiles:
         return self._settings.rollups
 
     def write(self, entry: SegmentEntry, rows: SegmentRows) -> None:
-        """Makes the rollup of a segment from its rows."""
-        if not self.enabled:
+        """Makes the rollup of a segment from its rows; that of a small one is left to the first query that wants it."""
+        # Most small segments are merged before any query: their rollups were a quarter of the cost of their seals.
+        if not self.enabled or entry.rows < self._settings.rollup_segment_rows_min:
             return
         batch = rollup_of(rows) if pays(rows.runs, entry.rows, self._settings.rollup_rows_min) else None
         try:

@@ -38,6 +38,11 @@ class StoreSettings(SettingsModel):
     rollup_rows_min: Internal[int] = Field(
         default=16, ge=1, description="rows of a series and hour, on average, from which on a rollup pays"
     )
+    rollup_segment_rows_min: Internal[int] = Field(
+        default=4_096,
+        ge=1,
+        description="rows of a file that gets its rollup at once; a smaller one, soon merged, when a query wants it",
+    )
     rollups_cache_bytes: Internal[int] = Field(
         default=32 << 20, ge=0, description="columns of rollups that a group keeps decoded in memory"
     )

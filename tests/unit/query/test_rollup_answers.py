@@ -27,7 +27,7 @@ from tests.unit.query.test_partial_plan import assert_same
 from tests.unit.store.builders import Row, row_batch
 from tests.waiting import eventually
 
-ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1})
+ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1, "rollup_segment_rows_min": 1})
 """Also where a rollup does not pay."""
 DAYS = DatabaseSchema("tsbs", slice_ns=86_400_000_000_000, buckets=2)
 TABLE = "tsbs.cpu"

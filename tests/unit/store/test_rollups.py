@@ -23,7 +23,7 @@ from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.store.builders import CPU, Row, contents, seal, write
 from tests.unit.store.conftest import SETTINGS
 
-ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1})
+ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1, "rollup_segment_rows_min": 1})
 LOAD = RollupRequest(
     ("host", "rack"),
     tuple(RollupColumn(kind, "load") for kind in (Rolled.COUNT, Rolled.SUM, Rolled.MIN, Rolled.MAX, Rolled.LAST)),
@@ -288,9 +288,20 @@ def test_a_segment_that_is_gone_has_no_rollup(home: Path) -> None:
     store.close()
 
 
+def test_a_small_segment_gets_its_rollup_when_a_query_wants_it(home: Path) -> None:
+    """It is read once; a merge has mostly taken it before."""
+    store, later = opened(home, ALWAYS.model_copy(update={"rollup_segment_rows_min": 100}))
+    write(store, 1, minutes("a"))
+    seal(store, 2)
+    assert ([], 1) == (rollup_paths(home), files_read(store))
+    later.run()
+    assert (1, 0) == (len(rollup_paths(home)), files_read(store))
+    store.close()
+
+
 def test_what_does_not_pay_is_remembered(home: Path) -> None:
     """Such a segment is read, and its rollup is not made again at each query."""
-    store, later = opened(home, SETTINGS)
+    store, later = opened(home, SETTINGS.model_copy(update={"rollup_segment_rows_min": 1}))
     write(store, 1, minutes("a", count=5))
     seal(store, 2)
     assert (1, []) == (files_read(store), later.work)
