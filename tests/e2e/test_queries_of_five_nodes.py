@@ -29,7 +29,7 @@ RESTART_S = 240.0
 """Nodes that are killed again and again serve within this, also on a busy machine."""
 LOST = {"ReplicaLost", "GroupUnavailable", "NotReady"}
 """The errors of a query whose members are gone: by whether it, or the end of their heartbeats, came first."""
-SETTINGS = {"store_seal_age_ms": "1500"}
+SETTINGS = {"store_seal_age_ms": "4000"}
 
 
 class Scene:
@@ -129,7 +129,7 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
             scene.load.check_all(name)
         scene.check()
         scene.load.ask(*NODES)
-        scene.rewrite(0.5)
+        scene.rewrite(1.0)
         scene.add("n6")
         scene.kill_one_each_second((*NODES, "n6"), 4, seed=1)
         answered = sum(scene.load.answers.values())
