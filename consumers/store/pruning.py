@@ -30,6 +30,7 @@ CACHED_RESULTS_MAX = 100_000
 """Results kept. When there are more, all are dropped and computed again on demand."""
 
 RunsOf = Callable[[str], Runs]
+_LivePair = tuple[str, int, int, int]
 
 _Key = TypeVar("_Key")
 
@@ -169,18 +170,20 @@ class OverlapCache:
     pair). Thread-safe: at worst two threads compute the same result.
     """
 
-    # Segments and batches are immutable, so a result is never invalidated, only dropped for space.
+    # Segments are known by their content, since a merge may give a name again, and batches are immutable. So a result
+    # is never invalidated, only dropped for space.
 
     def __init__(self, files: SegmentFiles, runs_of: Callable[[str], Runs]) -> None:
         """`runs_of` gives the runs of a segment by name."""
         self._files = files
         self._runs_of = runs_of
         self._sealed: dict[tuple[str, str], bool] = {}
-        self._live: dict[tuple[str, int, int], bool] = {}
+        self._live: dict[_LivePair, bool] = {}
 
     def share_rows(self, one: SegmentEntry, other: SegmentEntry) -> bool:
         """True if both segments hold a row with the same series and time. The caller has pinned both."""
-        key = (min(one.name, other.name), max(one.name, other.name))
+        first, second = sorted((one.content_digest, other.content_digest))
+        key = (first, second)
         known = self._sealed.get(key)
         if known is None:
             known = self._find(one, other)
@@ -244,9 +247,10 @@ class OverlapCache:
         return read_rows(self._files.path(entry.name), entry, runs, (), start_ns, end_ns, wanted)
 
 
-def _pair(entry: SegmentEntry, batch: LiveBatch) -> tuple[str, int, int]:
-    # Versions are never reused, so the address only distinguishes batches of one message.
-    return entry.name, batch.version, id(batch)
+def _pair(entry: SegmentEntry, batch: LiveBatch) -> _LivePair:
+    # Ranks are never used again, so the address only distinguishes batches of one message. The version alone is used
+    # again: rows that were handed over have that of another log.
+    return entry.content_digest, batch.era, batch.version, id(batch)
 
 
 def _share(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:

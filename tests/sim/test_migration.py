@@ -14,7 +14,7 @@ from headrace.consumers.membership.running_change import Phase
 from tests.sim.migration_rules import MIGRATION_RULES, MigrationRule, lose_hand_overs
 from tests.sim.migration_simulation import MigrationSimulation
 
-SEEDS = 150
+SEEDS = 300
 FOUND_SEEDS = (3137,)
 """Schedules that have found a defect: 3137, a new member whose membership log lags."""
 LOSSY_SEEDS = 40
