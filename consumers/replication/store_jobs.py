@@ -138,6 +138,8 @@ class StoreJobQueue:
         self._open = 0
         self._stopping = False
         self._awaits_file = False
+        # Whether the applying thread had to wait for a job since it submitted one.
+        self._held_up = False
         self.waits_for_files = True
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
@@ -198,7 +200,10 @@ class StoreJobQueue:
     def _queue(self, job: StoreJob, counted: bool) -> None:
         waiting, limit = self._waiting(job)
         self._wait_for_room(waiting, limit)
-        # On a busy machine a load waits for seconds behind the threads that are no background work.
+        # On a busy machine background work gets next to nothing. A load waits for seconds behind the other threads, and
+        # a replica whose log waits for its jobs would never catch up.
+        job.urgent = job.urgent or self._held_up
+        self._held_up = False
         waiting.append(self._pool.submit(lambda: self._turn(job, counted), urgent=job.urgent))
 
     def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
@@ -214,6 +219,7 @@ class StoreJobQueue:
 
     def _wait_for_room(self, waiting: deque[JobHandle], limit: int) -> None:
         while _is_full(waiting, limit):
+            self._held_up = True
             if self.waits_for_files:
                 waiting.popleft().result()
             elif self._awaits_file:

@@ -110,10 +110,12 @@ class HeldPool:
 
     def __init__(self) -> None:
         self.steps: list[JobStep] = []
+        self.urgent: list[bool] = []
 
     def submit(self, step: JobStep, *, urgent: bool = False) -> HeldPool:
         """See JobPool."""
         self.steps.append(step)
+        self.urgent.append(urgent)
         return self
 
     def done(self) -> bool:
@@ -181,6 +183,18 @@ def test_a_seal_is_reported_when_its_files_are_there(scene: Scene) -> None:
     assert ([2], 2, 2, 7) == (scene.sealed, scene.queue.version, scene.queue.sealed_version, scene.queue.sealed_offset)
     assert (2, before[1]) != scene.queue.content()
     assert 2 == scene.queue.content()[0]
+
+
+def test_a_job_that_the_log_has_waited_for_is_no_background_work(scene: Scene) -> None:
+    """On a busy machine that gets next to nothing, and a replica that catches up would never be done."""
+    for version in range(2, 6):
+        scene.queue.wait_for_room()
+        scene.queue.seal(scene.store.freeze(version, 1, b"state"), version, 70)
+    scene.pool.run()
+    scene.queue.wait_for_room()
+    scene.queue.seal(scene.store.freeze(6, 1, b"state"), 6, 70)
+    # Two may be unfinished, so the third had to wait, and the fourth; behind the end of all of them nobody waits.
+    assert [False, False, True, True, False] == scene.pool.urgent
 
 
 def test_a_digest_of_files_that_change_meanwhile_is_of_no_version(
