@@ -80,6 +80,8 @@ class SegmentFiles:
         self._lock = threading.Lock()
         self._pins: Counter[str] = Counter()
         self._obsolete: set[str] = set()
+        # The directories whose names are durable.
+        self._durable: set[str] = set()
         self._retired = False
 
     def path(self, name: str) -> Path:
@@ -160,16 +162,18 @@ class SegmentFiles:
         """Makes the names of files, and of the directories above them up to the root, durable."""
         # Once for all files of a seal, since most share a few directories. The call must come before the
         # index commit: the catalogue must never name a file that a crash can lose.
-        directories = set[str]()
-        for name in names:
-            directory = os.path.dirname(name)
-            # What is above a known directory is known, up to the root, whose name is empty.
-            while directory not in directories:
-                directories.add(directory)
+        changed = {os.path.dirname(name) for name in names}
+        named = set[str]()
+        for directory in changed:
+            # A directory is created once and stays: its own name was durable when it was synced before. What is above
+            # it is known then, up to the root, whose name is empty.
+            while directory and directory not in self._durable and directory not in named:
+                named.add(directory)
                 directory = os.path.dirname(directory)
         with translate_errors(self.root):
-            for directory in sorted(directories, reverse=True):
+            for directory in sorted(changed | {os.path.dirname(each) for each in named}, reverse=True):
                 fsync_directory(self.path(directory))
+        self._durable |= named
 
     def pin(self, names: Iterable[str]) -> None:
         """Keeps files on disk until as many `release` calls. Raises StoreRetired after `retire`."""

@@ -88,15 +88,16 @@ STORE = (
     Mutant(
         "names_of_segments_not_synced",
         "store/segment_files.py",
-        "            for directory in sorted(directories, reverse=True):\n                fsync_directory(self.path(directory))\n",
-        "            del directories\n",
+        "            for directory in sorted(changed | {os.path.dirname(each) for each in named}, reverse=True):\n"
+        "                fsync_directory(self.path(directory))\n",
+        "            del changed\n",
         (ORDER,),
     ),
     Mutant(
         "only_the_directory_of_a_segment_synced",
         "store/segment_files.py",
-        "            while directory not in directories:\n",
-        "            if directory not in directories:\n",
+        "            while directory and directory not in self._durable and directory not in named:\n",
+        "            if directory and directory not in self._durable and directory not in named:\n",
         (ORDER,),
     ),
     Mutant(
@@ -125,6 +126,13 @@ STORE = (
         "store/jobs.py",
         "        components.files.sync_directories(entry.name for entry in entries)\n        last",
         "        last",
+        (ORDER,),
+    ),
+    Mutant(
+        "directory_counts_as_durable_before_its_sync",
+        "store/segment_files.py",
+        "        with translate_errors(self.root):\n            for directory in sorted(changed",
+        "        self._durable |= named\n        with translate_errors(self.root):\n            for directory in sorted(changed",
         (ORDER,),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.store import Store
+from headrace.consumers.store import Store, StoreUnwritable, segment_files
 from headrace.consumers.store.index import IndexChanges
 from tests.unit.store.builders import HOUR_NS, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -58,9 +59,9 @@ def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     return events
 
 
-def durable_file(name: str) -> list[Event]:
-    """The events of a new file: its bytes, its name, and the names of all directories above it."""
-    parents = [str(parent) for parent in PurePosixPath(name).parents]
+def durable_file(name: str, *, is_first: bool = True) -> list[Event]:
+    """The events of a new file: its bytes, its name and, of the first of a directory, those of all directories above."""
+    parents = [str(parent) for parent in PurePosixPath(name).parents][: None if is_first else 1]
     return [("sync", f"{name}.partial"), ("rename", name), *(("sync", parent) for parent in parents)]
 
 
@@ -72,6 +73,24 @@ def test_a_seal_commits_what_is_durable_in_one_synced_batch(store: Store, monkey
     assert [*durable_file(store.segments()[0].name), ("commit", "synced")] == events
 
 
+def test_directories_count_as_durable_behind_their_sync_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose sync failed is synced again, with all above it."""
+    write(store, 1, [(A, 1, {"busy": 1})])
+    job = store.freeze(2, 1, b"state")
+    with monkeypatch.context() as patch:
+
+        def fail(_directory: object) -> None:
+            raise OSError(errno.EIO, "no disk")
+
+        patch.setattr(segment_files, "fsync_directory", fail)
+        with pytest.raises(StoreUnwritable):
+            job.run()
+    events = record(store, monkeypatch)
+    job.run()
+    # The file has its bytes and its name since the first attempt.
+    assert [*durable_file(store.segments()[0].name)[2:], ("commit", "synced")] == events
+
+
 def test_a_merge_unlinks_its_inputs_after_a_synced_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it they are the only files that the index names."""
     for version in (1, 3):
@@ -80,7 +99,7 @@ def test_a_merge_unlinks_its_inputs_after_a_synced_commit(store: Store, monkeypa
     inputs = [entry.name for entry in store.segments()]
     events = record(store, monkeypatch)
     store.compact(5, inputs).run()
-    assert [*durable_file(store.segments()[0].name), ("commit", "synced")] == events[:-2]
+    assert [*durable_file(store.segments()[0].name, is_first=False), ("commit", "synced")] == events[:-2]
     assert {("unlink", name) for name in inputs} == set(events[-2:])
 
 
