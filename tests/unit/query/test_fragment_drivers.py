@@ -131,12 +131,15 @@ def test_a_reader_that_wants_no_more_ends_the_drivers(host: Host) -> None:
 def test_the_error_of_one_driver_is_that_of_the_coordinator(host: Host) -> None:
     """It may begin again; the other driver is ended."""
     seen: list[BaseException] = []
-    blocked = threading.Event()
+    begun, blocked = threading.Event(), threading.Event()
 
     def fails(_: object) -> Iterator[pa.RecordBatch]:
+        # One that has not begun would just be left out.
+        begun.wait(WAIT_S)
         raise QueryInvalid("no such column")
 
     def waits(_: object) -> Iterator[pa.RecordBatch]:
+        begun.set()
         blocked.wait(WAIT_S)
         yield ROWS
 
