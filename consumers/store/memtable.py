@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, wide
 
 TableKey = tuple[str, str]
 """(database, table)."""
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -20,7 +22,8 @@ class LiveBatch:
     """One message's rows with their rank and time range (both ends included, ns).
 
     Rows that another log took first have its rank, and `held_since`, the era since which this group holds their slots;
-    0 for rows of the own log.
+    0 for rows of the own log. No other batch of this process has its `number`, except what is left of it without some
+    of its rows.
     """
 
     era: int
@@ -29,6 +32,7 @@ class LiveBatch:
     min_time_ns: int
     max_time_ns: int
     held_since: int = 0
+    number: int = field(default_factory=lambda: next(_NUMBERS), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

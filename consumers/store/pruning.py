@@ -30,7 +30,6 @@ CACHED_RESULTS_MAX = 100_000
 """Results kept. When there are more, all are dropped and computed again on demand."""
 
 RunsOf = Callable[[str], Runs]
-_LivePair = tuple[str, int, int, int]
 
 _Key = TypeVar("_Key")
 
@@ -178,12 +177,11 @@ class OverlapCache:
         self._files = files
         self._runs_of = runs_of
         self._sealed: dict[tuple[str, str], bool] = {}
-        self._live: dict[_LivePair, bool] = {}
+        self._live: dict[tuple[str, int], bool] = {}
 
     def share_rows(self, one: SegmentEntry, other: SegmentEntry) -> bool:
         """True if both segments hold a row with the same series and time. The caller has pinned both."""
-        first, second = sorted((one.content_digest, other.content_digest))
-        key = (first, second)
+        key = (min(one.content_digest, other.content_digest), max(one.content_digest, other.content_digest))
         known = self._sealed.get(key)
         if known is None:
             known = self._find(one, other)
@@ -247,10 +245,10 @@ class OverlapCache:
         return read_rows(self._files.path(entry.name), entry, runs, (), start_ns, end_ns, wanted)
 
 
-def _pair(entry: SegmentEntry, batch: LiveBatch) -> _LivePair:
-    # Ranks are never used again, so the address only distinguishes batches of one message. The version alone is used
-    # again: rows that were handed over have that of another log.
-    return entry.content_digest, batch.era, batch.version, id(batch)
+def _pair(entry: SegmentEntry, batch: LiveBatch) -> tuple[str, int]:
+    # Not by its rank: rows that were handed over may have that of another batch. What is left of a batch without some
+    # rows shares no row that the batch did not share.
+    return entry.content_digest, batch.number
 
 
 def _share(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
