@@ -135,6 +135,19 @@ class GroupState:
         for producer, state in self._producers_by_age():
             self._by_age[ProducerKind.of(producer, state.batch)][producer] = None
 
+    def check_gap(self, gap: Gap) -> None:
+        """Pass the gap that is this state's base, and one that came too late to count.
+
+        Raises LogHasGap for any other.
+        """
+        # A replica that read the log from behind the lost records gave its records lower versions than
+        # members that had them all: equal version would no longer mean equal content. Of two gaps for one
+        # place the first in the log counts.
+        found, base = LogBase.of(gap), self.base
+        late = base.topic_id == found.topic_id and found.offset <= base.offset
+        if found != base and not late:
+            raise LogHasGap(found)
+
     def note_batch(self, producer: str, batch: int, identity: tuple[int, bytes]) -> None:
         """Remember the first record of a producer's newest batch.
 

@@ -31,7 +31,7 @@ from headrace.consumers.replication.actions import (
     stale_load,
 )
 from headrace.consumers.replication.change_state import HandOver
-from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.row_slots import SlotsOf, no_slots
 from headrace.schemas.errors import HeadraceError
@@ -106,7 +106,7 @@ class Replica:
         check_format(headers)
         message, fault = _decoded(value)
         if message is not None and isinstance(message.body, Gap):
-            self._check_gap(message.body)
+            self.state.check_gap(message.body)
         state = self.state
         digest = record_digest(value)
         if message is not None and (tables := self._tables_of(message.body)):
@@ -151,28 +151,26 @@ class Replica:
             return (named,) if self.state.changes.follows(body) else ()
         return body.tables if isinstance(body, Seal) and self.leads(body.leadership) else ()
 
-    def _check_gap(self, gap: Gap) -> None:
-        """Pass the gap that is this state's base, and one that came too late to count.
-
-        Raises LogHasGap for any other.
-        """
-        # A replica that read the log from behind the lost records gave its records lower versions than
-        # members that had them all: equal version would no longer mean equal content. Of two gaps for one
-        # place the first in the log counts.
-        found, base = LogBase.of(gap), self.state.base
-        late = base.topic_id == found.topic_id and found.offset <= base.offset
-        if found != base and not late:
-            raise LogHasGap(found)
-
     def _decide(self, message: Message) -> list[Action]:
         # A hand-over is known by its position alone: one that came too early is sent again as it is.
         if not isinstance(message.body, HandedOver) and (repeat := self._check_repeat(message)) is not None:
             return self._ignore(repeat)
         actions = self._act(message)
         if returned := self.state.changes.returned:
-            actions = [ReleaseSlots(self.state.version, tuple(sorted(returned))), *actions]
+            back = tuple(sorted(returned))
             returned.clear()
+            actions = [ReleaseSlots(self.state.version, back), *self._delete_returned(back), *actions]
         return actions
+
+    def _delete_returned(self, slots: Slots) -> list[Action]:
+        """What this group remembers of the deletes for slots that come back concerns their rows at once."""
+        # Those behind the cut still come by way of the holder in between. A writer of an older table may add a row of
+        # a higher version until then, and a merge puts both into one file: the delete would miss the older one.
+        version, back = self.state.version, frozenset(self.state.changes.held(slots))
+        return [
+            ApplyHandedDelete(version, each.rank, tuple(sorted(back.intersection(each.slots))), each.delete)
+            for each in self.state.changes.deletes_of(back)
+        ]
 
     def _seal_if_full(self, actions: list[Action]) -> list[Action]:
         """Seal when this record filled the memtable."""

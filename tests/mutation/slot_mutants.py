@@ -129,6 +129,13 @@ SLOTS = (
         AGAIN,
     ),
     Mutant(
+        "deletes_that_go_round_come_late",
+        REPLICA,
+        "            for each in self.state.changes.deletes_of(back)\n",
+        "            for each in ()\n",
+        ("test_slot_stores.py",),
+    ),
+    Mutant(
         "lost_records_stay_due",
         REPLICA,
         "lost = self.state.changes.lose(body) if",

@@ -63,14 +63,14 @@ STATE_MACHINE = (
     ),
     Mutant(
         "any_gap_passed",
-        "replication/replica.py",
+        "replication/group_state.py",
         "        if found != base and not late:\n",
         "        if False:\n",
         (REPLICA,),
     ),
     Mutant(
         "gap_of_another_topic_is_late",
-        "replication/replica.py",
+        "replication/group_state.py",
         "late = base.topic_id == found.topic_id and found.offset <= base.offset",
         "late = found.offset <= base.offset",
         (REPLICA,),
