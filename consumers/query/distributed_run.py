@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pyarrow as pa
 from sqlglot import exp
 
 from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
+from headrace.consumers.query.divisions import BoundPart, Division, StatementOver
 from headrace.consumers.query.explain import Explanation
 from headrace.consumers.query.file_shares import ScanShare
-from headrace.consumers.query.fragment_drivers import FragmentDrivers, pauses_between
+from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
 from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
@@ -38,17 +38,6 @@ from headrace.schemas.tables import TableSchema
 
 TOP_ROWS_MAX = 10_000
 """The first rows of a table that drivers of their own look for: of more each would hold as many."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A divided SELECT with what the binder knows of it: names of its result, types of the fragment's columns."""
-
-    part: PartialPart
-    view: str
-    names: Sequence[str]
-    types: Sequence[str]
-    wire: pa.Schema
 
 
 class DistributedRun:
@@ -92,28 +81,41 @@ class DistributedRun:
 
         Raises a QueryError.
         """
-        statement = bound.statement
         if not resolved.tables or any(key[0].lower() in AMBIGUOUS_DATABASES for key in resolved.tables):
             return None
-        found = distribute(statement, resolved, schemas, self._session.constant, bound.texts(), partial=self._partial)
-        if found is None or (self._all_here and not found.parts and not any(map(_is_top, found.rows.values()))):
+        over = StatementOver(bound, resolved, schemas, self._partial)
+        division = self._session.divisions.get(over) or self._division(over)
+        if division is None or not self._is_of_use(division.distribution):
             return None
-        bare = bare_tables(resolved)
-        for key, schema in schemas.items():
-            self._session.create_view(schema, None, [], bare=key in bare)
-        try:
-            divided = self._divided(statement.sql, found)
-        except QueryInvalid:
-            # Of SQL that is wrong, the error must name what the user wrote.
-            return None
-        if divided is None:
-            return None
-        parts, sql = divided
-        for each in parts:
+        bare, found = bare_tables(resolved), division.distribution
+        for each in division.parts:
             self._create_part(each, bound, schemas[each.part.key])
         for key, plan in found.plans.items():
             self._create_rows(schemas[key], plan, found.rows.get(key, RowFragment()), bound, bare=key in bare)
-        return sql
+        return division.sql
+
+    def _division(self, over: StatementOver) -> Division | None:
+        """A statement divided; None where it is not. Raises a QueryError."""
+        session, bound = self._session, over.bound
+        found = distribute(
+            bound.statement, over.resolved, over.schemas, session.constant, bound.texts(), partial=self._partial
+        )
+        if found is None or not self._is_of_use(found):
+            return None
+        bare = bare_tables(over.resolved)
+        for key, schema in over.schemas.items():
+            session.create_view(schema, None, [], bare=key in bare)
+        try:
+            division = self._divided(bound.statement.sql, found)
+        except QueryInvalid:
+            # Of SQL that is wrong, the error must name what the user wrote.
+            return None
+        if division is not None:
+            session.divisions.put(over, division)
+        return division
+
+    def _is_of_use(self, found: Distribution) -> bool:
+        return not self._all_here or bool(found.parts) or any(map(_is_top, found.rows.values()))
 
     def explained(
         self, bound: BoundStatement, resolved: Resolved, schemas: Mapping[TableKey, TableSchema]
@@ -126,22 +128,22 @@ class DistributedRun:
         self._explanation.add_final(sql)
         return f"FROM {quoted(self._session.register_next(self._explanation.table()))}"
 
-    def _divided(self, sql: str, found: Distribution) -> tuple[list[_Part], str] | None:
+    def _divided(self, sql: str, found: Distribution) -> Division | None:
         session = self._session
-        wanted, parts, texts = session.described(sql), list[_Part](), list[str]()
+        wanted, parts, texts = session.described(sql), list[BoundPart](), list[str]()
         for number, part in enumerate(found.parts):
             view = f"{session.catalog}.main.{quoted(f'__fragment_{number}')}"
             names, _ = session.described(sql[part.span.start : part.span.end])
             fragment = part.divided.fragment(f"{quoted(part.key[0])}.{quoted(part.key[1])}")
             _, types = session.described(fragment)
-            parts.append(_Part(part, view, names, types, session.arrow_schema(fragment)))
+            parts.append(BoundPart(part, view, names, types, session.arrow_schema(fragment)))
             session.execute(f"CREATE VIEW {view} AS {fragment}")
             texts.append(part.divided.final(view, names))
         divided = found.spliced(sql, texts)
         # Whole statements are compared: names and types of the columns that the user gets.
-        return (parts, divided) if session.described(divided) == wanted else None
+        return Division(found, parts, divided) if session.described(divided) == wanted else None
 
-    def _create_part(self, each: _Part, bound: BoundStatement, schema: TableSchema) -> None:
+    def _create_part(self, each: BoundPart, bound: BoundStatement, schema: TableSchema) -> None:
         """Make the view of a divided SELECT: the fragment over the groups here, and the answers of the others."""
         part, session, named = each.part, self._session, NamedParameters(bound)
         sql = part.divided.fragment(f"{quoted(schema.database)}.{quoted(schema.table)}", named.sql)
@@ -175,7 +177,7 @@ class DistributedRun:
 
     def _local(
         self,
-        each: _Part,
+        each: BoundPart,
         schema: TableSchema,
         scans: Sequence[GroupScan],
         rollup: RollupPlan | None,
@@ -231,14 +233,15 @@ class DistributedRun:
         fragment: Callable[[Session, str], Iterator[pa.RecordBatch]],
     ) -> list[pa.Table] | None:
         """What a fragment over a table, by its SQL, gives in drivers of its own; None where one driver runs it."""
-        assert self._drivers is not None
+        drivers = self._drivers
+        assert drivers is not None
         columns = len(plan.columns or column_names(schema))
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            view = session.view_of(schema, plan.columns, share, pauses_max=pauses_between(share, columns))
+            view = session.view_of(schema, plan.columns, share, is_part=True, alone=drivers.alone)
             return fragment(session, f"({view})")
 
-        found = self._drivers.answers(scans, columns, over)
+        found = drivers.answers(scans, columns, over)
         if found is not None:
             self.parallel += 1
             self.input_rows += sum(table.num_rows for table in found) - rows_of(scans)

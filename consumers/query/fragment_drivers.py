@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.exchange import Exchange
 from headrace.consumers.query.file_shares import shares_of
-from headrace.consumers.query.group_scans import GroupScan, rows_near, rows_of
+from headrace.consumers.query.group_scans import GroupScan, rows_near
 from headrace.consumers.query.query_errors import QueryCancelled, QueryMemory
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.session import Session
@@ -31,21 +31,10 @@ PARALLEL_VALUES_MIN = 4 * 1024 * 1024
 """Values that a fragment reads: fewer are read before several drivers pay."""
 LONG_CPU_S = 0.1
 """Queries that have used more keep their workers: no other one has several drivers for the sake of these."""
-PART_VALUES = 8 * 1024 * 1024
-"""Values between two pauses between the files of one driver. DuckDB aggregates and filters what is between two of them
-apart, which takes about 9 ms and a megabyte each.
-"""
-PART_PAUSES_MAX = 8
-"""The most such pauses: with twice as many an aggregate does not fit into the memory that a driver has."""
 DRIVERS_MAX = 16
 """The most drivers of one fragment."""
 ANSWER_BYTES_MAX = 16_000_000
 """Partial aggregates of one fragment that are held: more are left to one driver, which can spill them."""
-
-
-def pauses_between(scans: Sequence[GroupScan], columns: int) -> int:
-    """How many pauses between files one driver has that reads scans, of so many columns."""
-    return min(PART_PAUSES_MAX, -(-rows_of(scans) * columns // PART_VALUES) or 1)
 
 
 Work = Callable[[Session], Iterator[pa.RecordBatch]]
@@ -99,6 +88,11 @@ class FragmentDrivers:
             if each.id != self._id and each.cpu_seconds > LONG_CPU_S
         )
         return min(self._host.workers - claimed, DRIVERS_MAX)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other query runs at this moment."""
+        return all(each.id == self._id for each in self._host.reports())
 
     def pays(self, scans: Sequence[GroupScan], columns: int) -> bool:
         """Whether several drivers may pay for a fragment over scans, of so many columns at most, at this moment."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.distribution import only_filters
 from headrace.consumers.query.file_shares import OpenedScans
-from headrace.consumers.query.fragment_drivers import FragmentDrivers, pauses_between
+from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.parameters import BoundStatement
@@ -73,7 +73,7 @@ class ParallelRun:
         schema = self._schemas[key]
 
         def over(part: Session, share: Sequence[GroupScan]) -> str | None:
-            view = part.view_of(schema, plan.columns, share, pauses_max=pauses_between(share, self._columns(key)))
+            view = part.view_of(schema, plan.columns, share, is_part=True, alone=self._drivers.alone)
             return inlined(statement, self._resolved, {key: view})
 
         empty = over(session, ())

@@ -27,6 +27,7 @@ from headrace.consumers.query.database import (
     syntax_tree,
     translate,
 )
+from headrace.consumers.query.file_pauses import STEP_VALUES_MAX, pauses_of_driver, pauses_of_statement
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
@@ -54,10 +55,6 @@ from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
 BATCH_ROWS = 32_768
-STEP_VALUES_MAX = 768 * 1024
-"""Values that a scan of files may read at once. DuckDB does so in about 4 ms; to pause there costs 1 ms of it."""
-FILE_PAUSES_MAX = 24
-"""Pauses behind files in one statement: each costs DuckDB a scan more, a millisecond before the first row."""
 _log = structlog.get_logger(__name__)
 AMBIGUOUS_DATABASES = frozenset({"system", "temp", HOME_CATALOG})
 """Databases whose name DuckDB also gives to a catalog of its own."""
@@ -92,6 +89,7 @@ class Session:
         self._reader: pa.RecordBatchReader | None = None
         self._is_clean, self._is_reusable, self._pausing = True, True, pauses is not None
         self.catalog = CATALOG
+        self.divisions = database.divisions
         self.now_us = now_us
         self.timer = timer
         self._instance = database.lease(memory_mb)
@@ -196,13 +194,14 @@ class Session:
         *,
         times: int = 0,
         held: bool = False,
-        pauses_max: int = FILE_PAUSES_MAX,
+        is_part: bool = False,
+        alone: bool = False,
     ) -> str:
         """The SELECT of a table over scans, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
-        `held`: the statement sorts the rows, or holds them otherwise. There are at most `pauses_max` pauses behind
-        files.
+        `held`: the statement sorts the rows, or holds them otherwise. `is_part`: it is one driver's part of
+        a fragment. `alone`: no other query runs, so that it pauses behind few files.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
@@ -212,7 +211,8 @@ class Session:
         if not self._pausing or (times and values * times <= STEP_VALUES_MAX):
             return view_query(schema, columns, files, live)
         # Where a filter is selective DuckDB applies it first, and what pauses within a file is not reached.
-        parts = max(1, min(-(-values // STEP_VALUES_MAX), pauses_max // max(1, times)))
+        pauses = pauses_of_driver(values, alone=alone) if is_part else pauses_of_statement(values, alone=alone)
+        parts = max(1, pauses // max(1, times))
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):
             return view_query(schema, columns, files, live, pausing=True)

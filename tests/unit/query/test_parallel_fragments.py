@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import duckdb
 import pytest
 
-from headrace.consumers.query import fragment_drivers
+from headrace.consumers.query import distributed_run, fragment_drivers
 from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work, _PartPauses
+from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.query_errors import QueryCancelled
 from tests.unit.query.cluster_of_stores import cluster_of_stores
 from tests.unit.query.random_statements import SCHEMA, random_query
@@ -113,6 +115,31 @@ def test_two_uses_of_a_table_run_in_parallel_each(written: Written, drivers: lis
         SELECT early.host, s, m FROM early JOIN late USING (host) ORDER BY 1"""
     written.check("n0", sql, ordered=True)
     assert [2, 2] == drivers
+
+
+def test_a_text_that_comes_again_is_not_divided_again(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its literals are the same, and so are its tables. Of one with parameters, or `now()`, that is not known."""
+    divided: list[str] = []
+    original = distributed_run.distribute
+
+    def noted(statement: Statement, *given: Any, **named: Any) -> object:
+        divided.append(statement.sql)
+        return original(statement, *given, **named)
+
+    monkeypatch.setattr(distributed_run, "distribute", noted)
+    sql = f"SELECT host, count(*) AS again FROM {TABLE} WHERE x > 0.25 GROUP BY host"
+    for _ in range(3):
+        written.check("n0", sql, ordered=False)
+    assert [sql] == divided
+    assert [2, 2, 2] == drivers
+    divided.clear()
+    for low in (0.25, 1.5):
+        assert written.cluster.ask("n0", sql.replace("0.25", "$low"), parameters={"low": low}).num_rows
+    for _ in range(2):
+        assert written.cluster.ask("n0", sql.replace("0.25", "0.25 AND time < now()")).num_rows
+    assert 4 == len(divided)
 
 
 def test_answers_that_are_large_are_left_to_one_driver(
