@@ -8,6 +8,7 @@ machine only adds to it. Every answer is compared. chDB is asked too, where its 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import statistics
 import tempfile
@@ -73,7 +74,8 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
                 note(f"writing {load.rows} rows of {load.kind}")
                 _write(local, load)
             (node,) = local.file.nodes
-            files = _settled_files(directory / "node", [name for load in loads for name in load.tables])
+            settled = _settled_files(directory / "node", [name for load in loads for name in load.tables])
+            files = _linked(settled, directory / "peers")
             with _loaded_peer(directory / "chdb", settings["threads"], loads, files, note) as peer:
                 bench = _Bench(local.url(node.name), files, settings["threads"], settings["rounds"], peer)
                 figures = [bench.measured(query, note) for query in asked]
@@ -122,6 +124,19 @@ def _settled_files(directory: Path, tables: Sequence[str]) -> dict[str, list[str
         time.sleep(POLL_S)
         if (now := _files(directory, tables)) != found:
             found, since_s = now, time.monotonic()
+    return found
+
+
+def _linked(files: Mapping[str, Sequence[str]], directory: Path) -> dict[str, list[str]]:
+    """The same files under names of their own, which no later merge takes away."""
+    found: dict[str, list[str]] = {}
+    for name, paths in files.items():
+        target = directory / name
+        target.mkdir(parents=True)
+        links = [target / f"{number:06}.parquet" for number in range(len(paths))]
+        for path, link in zip(paths, links, strict=True):
+            os.link(path, link)
+        found[name] = list(map(str, links))
     return found
 
 
