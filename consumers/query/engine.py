@@ -267,6 +267,11 @@ class PendingQuery:
             self.ended(None)
             raise
 
+    @property
+    def answered(self) -> bool:
+        """See EndWatcher."""
+        return self.output.complete
+
     def ended(self, error: QueryError | None) -> None:
         """See EndWatcher."""
         self.timer.finish()

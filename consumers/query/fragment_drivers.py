@@ -84,15 +84,19 @@ class FragmentDrivers:
         """How many drivers the query may have: workers that no long query claims. 0 or less where there are none."""
         claimed = sum(
             each.drivers[TaskState.READY] + each.drivers[TaskState.RUNNING]
-            for each in self._host.reports()
-            if each.id != self._id and each.cpu_seconds > LONG_CPU_S
+            for each in self._others()
+            if each.cpu_seconds > LONG_CPU_S
         )
         return min(self._host.workers - claimed, DRIVERS_MAX)
 
     @property
     def alone(self) -> bool:
         """Whether no other query runs at this moment."""
-        return all(each.id == self._id for each in self._host.reports())
+        return not self._others()
+
+    def _others(self) -> list[QueryReport]:
+        # Whoever has its answer often asks the next query before the one before has closed what it held.
+        return [each for each in self._host.reports() if each.id != self._id and not each.answered]
 
     def pays(self, scans: Sequence[GroupScan], columns: int) -> bool:
         """Whether several drivers may pay for a fragment over scans, of so many columns at most, at this moment."""

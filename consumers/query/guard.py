@@ -48,7 +48,11 @@ HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
 _NO_POSITION = 2**63
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 # Of more names than there are functions of the time: a column `renowned` costs a millisecond, and no more.
-_PRESENT = re.compile("now|current|today|localtime|transaction_timestamp", re.IGNORECASE)
+_PRESENT = re.compile(
+    r"(?<!\w)(now|today|transaction_timestamp|localtime(stamp)?|(get_)?current_(date|time|timestamp|localtime(stamp)?))(?!\w)",
+    re.IGNORECASE,
+)
+"""The functions of DuckDB that name the present, and the columns that it turns into one of them."""
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL

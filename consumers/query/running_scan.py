@@ -103,6 +103,11 @@ class RunningScan:
         self._end(None)
         self._resources.close()
 
+    @property
+    def answered(self) -> bool:
+        """See EndWatcher."""
+        return self._output.complete
+
     def ended(self, error: QueryError | None) -> None:
         """See EndWatcher."""
         self._output.fail(error or QueryCancelled("the scan ended without an answer"))

@@ -22,6 +22,11 @@ from headrace.consumers.scheduling.task_states import ENDED, TaskState, Transiti
 class EndWatcher(Protocol):
     """Who wants to know that a query has ended."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether it has given its whole answer, and computes nothing any more before it ends."""
+        ...
+
     def ended(self, error: QueryError | None) -> None:
         """It holds nothing any more. `error` is why it gave no answer. Called once, by any thread."""
         ...
@@ -160,6 +165,7 @@ class ScheduledQuery:
             {state: states[state] for state in TaskState if state not in ENDED},
             memory_bytes,
             blocked[0] if blocked else None,
+            self.submission.watcher is not None and self.submission.watcher.answered,
         )
 
     def _end_state(self, states: Counter[TaskState]) -> TaskState:
@@ -179,3 +185,4 @@ class QueryReport:
     drivers: dict[TaskState, int]
     memory_bytes: int
     blocked_on: BlockedOn | None
+    answered: bool = False

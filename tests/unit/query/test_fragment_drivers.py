@@ -236,12 +236,30 @@ def test_sessions_are_released_before_the_coordinator_goes_on(host: Host) -> Non
     assert query.error is None
 
 
+def test_queries_that_have_given_their_answer_claim_no_worker(host: Host) -> None:
+    """Whoever has read the last row may ask the next query before the one before has ended."""
+    report = SimpleNamespace(id="long", drivers={TaskState.READY: 0, TaskState.RUNNING: 1}, cpu_seconds=60.0)
+    found: list[tuple[int, bool]] = []
+
+    def coordinate(drivers: FragmentDrivers) -> None:
+        for report.answered in (False, True):
+            host.reports = lambda: [report]  # type: ignore[method-assign, list-item]
+            found.append((drivers.free_workers(), drivers.alone))
+
+    query = host.run(coordinate)
+    assert query.wait(WAIT_S)
+    assert query.error is None
+    assert [(1, False), (2, True)] == found
+
+
 @pytest.mark.parametrize("long_ones", [1, 2, 3])
 def test_long_queries_that_came_meanwhile_leave_no_driver(host: Host, long_ones: int) -> None:
     """A fragment that paid a moment ago is not divided once they claim all workers but one, or more than all."""
     others: list[Any] = []
     found: list[object] = []
-    report = SimpleNamespace(id="long", drivers={TaskState.READY: 0, TaskState.RUNNING: 1}, cpu_seconds=60.0)
+    report = SimpleNamespace(
+        id="long", drivers={TaskState.READY: 0, TaskState.RUNNING: 1}, cpu_seconds=60.0, answered=False
+    )
     host.reports = lambda: others  # type: ignore[method-assign]
     scans = [ScanShare([Path("a"), Path("b")], PARALLEL_VALUES_MIN, ROWS_TABLE)]
 

@@ -250,3 +250,22 @@ def test_statements_that_pass_rows_on(sql: str) -> None:
 def test_statements_that_hold_rows(sql: str) -> None:
     """They may have to wait for memory, and never hold every worker: sorts, windows, distinct rows, joins."""
     assert checked(sql).holds_rows
+
+
+@pytest.mark.parametrize(
+    ("sql", "present"),
+    [
+        ("SELECT now()", True),
+        ("SELECT * FROM t WHERE time > Current_Timestamp - INTERVAL 1 HOUR", True),
+        ("SELECT current_date, localtime, localtimestamp FROM t", True),
+        ("SELECT today()", True),
+        ("SELECT get_current_timestamp()", True),
+        ("SELECT current_localtimestamp()", True),
+        ("SELECT transaction_timestamp()", True),
+        ("SELECT max(current_load), snowfall, unknown FROM t", False),
+        ("SELECT lag(v) OVER (ORDER BY time ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM t", False),
+    ],
+)
+def test_statements_that_depend_on_the_moment(sql: str, present: bool) -> None:
+    """By whole names: columns such as `current_load`, and frames of windows, are no moment."""
+    assert present is checked(sql).names_now
