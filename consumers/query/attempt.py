@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
+from headrace.consumers.query.file_pauses import parts_of_statement
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan, exact_rows, rows_of
 from headrace.consumers.query.guard import Statement
@@ -30,7 +31,7 @@ from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
 from headrace.consumers.query.series_answers import answer_of
-from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
+from headrace.consumers.query.session import Session, bare_tables, file_values, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.consumers.query.views import SCANNED_COLUMN, spilling
@@ -343,8 +344,9 @@ class Attempt:
         for key, plan in plans.items():
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else times[key]
+            parts = parts_of_statement(statement, file_values(schemas[key], plan.columns, scans[key]), alone=alone)
             select = session.view_of(
-                schemas[key], plan.columns, scans[key], times=often, held=statement.holds_rows, alone=alone
+                schemas[key], plan.columns, scans[key], times=often, held=statement.holds_rows, parts=parts
             )
             found[key] = spilling(select) if self._spilling and scans[key] else select
         return found

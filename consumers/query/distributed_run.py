@@ -238,7 +238,7 @@ class DistributedRun:
         columns = len(plan.columns or column_names(schema))
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            view = session.view_of(schema, plan.columns, share, is_part=True, alone=drivers.alone)
+            view = session.view_of(schema, plan.columns, share)
             return fragment(session, f"({view})")
 
         found = drivers.answers(scans, columns, over)

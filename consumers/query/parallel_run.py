@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.distribution import only_filters
+from headrace.consumers.query.file_pauses import parts_of_driver
 from headrace.consumers.query.file_shares import OpenedScans
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan
@@ -21,7 +22,7 @@ from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import QueryInvalid
 from headrace.consumers.query.scope import column_names
-from headrace.consumers.query.session import Session
+from headrace.consumers.query.session import Session, file_values
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.consumers.query.table_source import Reading
 from headrace.schemas.tables import TableSchema
@@ -73,7 +74,8 @@ class ParallelRun:
         schema = self._schemas[key]
 
         def over(part: Session, share: Sequence[GroupScan]) -> str | None:
-            view = part.view_of(schema, plan.columns, share, is_part=True, alone=self._drivers.alone)
+            parts = parts_of_driver(file_values(schema, plan.columns, share), alone=self._drivers.alone)
+            view = part.view_of(schema, plan.columns, share, parts=parts)
             return inlined(statement, self._resolved, {key: view})
 
         empty = over(session, ())

@@ -27,7 +27,7 @@ from headrace.consumers.query.database import (
     syntax_tree,
     translate,
 )
-from headrace.consumers.query.file_pauses import STEP_VALUES_MAX, pauses_of_driver, pauses_of_statement
+from headrace.consumers.query.file_pauses import STEP_VALUES_MAX
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
@@ -167,10 +167,16 @@ class Session:
         return name
 
     def create_view(
-        self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, bare: bool
+        self,
+        schema: TableSchema,
+        columns: Sequence[str] | None,
+        scans: Sequence[GroupScan],
+        *,
+        bare: bool,
+        parts: int = 1,
     ) -> None:
-        """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
-        self.create_view_as(schema, self.view_of(schema, columns, scans), bare=bare)
+        """Create or replace the view of a table over scans; see `create_view_as` and `view_of`."""
+        self.create_view_as(schema, self.view_of(schema, columns, scans, parts=parts), bare=bare)
 
     def create_view_as(self, schema: TableSchema, select: str, *, bare: bool) -> None:
         """Create or replace the view of a table; `bare` makes its name without a database enough."""
@@ -194,25 +200,21 @@ class Session:
         *,
         times: int = 0,
         held: bool = False,
-        is_part: bool = False,
-        alone: bool = False,
+        parts: int = 1,
     ) -> str:
         """The SELECT of a table over scans, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
-        `held`: the statement sorts the rows, or holds them otherwise. `is_part`: it is one driver's part of
-        a fragment. `alone`: no other query runs, so that it pauses behind few files.
+        `held`: the statement sorts the rows, or holds them otherwise. `parts` is into how many pauses behind
+        files divide it, if the statement gives rows as they are found (see `file_pauses`).
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
         files = [path.resolve() for scan in scans for path in scan.files]
-        values = sum(scan.file_rows for scan in scans) * len(column_types(schema, columns))
+        values = file_values(schema, columns, scans)
         if not self._pausing or (times and values * times <= STEP_VALUES_MAX):
             return view_query(schema, columns, files, live)
-        # Where a filter is selective DuckDB applies it first, and what pauses within a file is not reached.
-        pauses = pauses_of_driver(values, alone=alone) if is_part else pauses_of_statement(values, alone=alone)
-        parts = max(1, pauses // max(1, times))
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):
             return view_query(schema, columns, files, live, pausing=True)
@@ -374,3 +376,8 @@ def interrupt(connection: duckdb.DuckDBPyConnection) -> None:
     # that interrupts all queries.
     with suppress(duckdb.ConnectionException):
         connection.interrupt()
+
+
+def file_values(schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan]) -> int:
+    """The values that scans read from files."""
+    return sum(scan.file_rows for scan in scans) * len(column_types(schema, columns))
