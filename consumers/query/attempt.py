@@ -340,13 +340,13 @@ class Attempt:
         """The SELECT of each table over its rows."""
         times = Counter(resolved.by_path.get(fold(name.path)) for name in statement.tables)
         found = dict[TableKey, str]()
-        alone = self._drivers is not None and self._drivers.alone
+        alone, held = self._drivers is not None and self._drivers.alone, statement.holds_rows
         for key, plan in plans.items():
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else times[key]
             parts = parts_of_statement(statement, file_values(schemas[key], plan.columns, scans[key]), alone=alone)
             select = session.view_of(
-                schemas[key], plan.columns, scans[key], times=often, held=statement.holds_rows, parts=parts
+                schemas[key], plan.columns, scans[key], times=often, held=held, parts=parts, alone=alone
             )
             found[key] = spilling(select) if self._spilling and scans[key] else select
         return found

@@ -238,7 +238,7 @@ class DistributedRun:
         columns = len(plan.columns or column_names(schema))
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            view = session.view_of(schema, plan.columns, share)
+            view = session.view_of(schema, plan.columns, share, times=1, alone=drivers.alone)
             return fragment(session, f"({view})")
 
         found = drivers.answers(scans, columns, over)

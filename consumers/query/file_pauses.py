@@ -12,6 +12,10 @@ from headrace.consumers.query.guard import Statement
 
 STEP_VALUES_MAX = 768 * 1024
 """Values that a scan of files may read at once. DuckDB does so in about 4 ms; to pause there costs 1 ms of it."""
+STEP_ALONE_VALUES_MAX = 8 * 1024 * 1024
+"""The same while no other query runs: about 50 ms, for which one that comes meanwhile waits once. To number the rows
+takes a fifth of a scan of two columns.
+"""
 FILE_PAUSES_MAX = 24
 """Pauses behind files in one statement: each costs DuckDB a scan more, a millisecond before the first row."""
 PART_VALUES = 8 * 1024 * 1024
@@ -22,6 +26,11 @@ PART_PAUSES_MAX = 8
 """The most such pauses."""
 ALONE_VALUES = 32 * 1024 * 1024
 """Values between two pauses of a query that is alone. A query that comes meanwhile waits about 50 ms once, at most."""
+
+
+def step_values_max(*, alone: bool) -> int:
+    """How many values a scan reads at once, without a pause."""
+    return STEP_ALONE_VALUES_MAX if alone else STEP_VALUES_MAX
 
 
 def parts_of_statement(statement: Statement, values: int, *, alone: bool) -> int:

@@ -74,8 +74,9 @@ class ParallelRun:
         schema = self._schemas[key]
 
         def over(part: Session, share: Sequence[GroupScan]) -> str | None:
-            parts = parts_of_driver(file_values(schema, plan.columns, share), alone=self._drivers.alone)
-            view = part.view_of(schema, plan.columns, share, parts=parts)
+            alone = self._drivers.alone
+            parts = parts_of_driver(file_values(schema, plan.columns, share), alone=alone)
+            view = part.view_of(schema, plan.columns, share, times=1, parts=parts, alone=alone)
             return inlined(statement, self._resolved, {key: view})
 
         empty = over(session, ())

@@ -27,7 +27,7 @@ from headrace.consumers.query.database import (
     syntax_tree,
     translate,
 )
-from headrace.consumers.query.file_pauses import STEP_VALUES_MAX
+from headrace.consumers.query.file_pauses import step_values_max
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
@@ -201,19 +201,20 @@ class Session:
         times: int = 0,
         held: bool = False,
         parts: int = 1,
+        alone: bool = False,
     ) -> str:
         """The SELECT of a table over scans, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
         `held`: the statement sorts the rows, or holds them otherwise. `parts` is into how many pauses behind
-        files divide it, if the statement gives rows as they are found (see `file_pauses`).
+        files divide it, if the statement gives rows as they are found (see `file_pauses`). `alone`: no other query runs.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
         files = [path.resolve() for scan in scans for path in scan.files]
         values = file_values(schema, columns, scans)
-        if not self._pausing or (times and values * times <= STEP_VALUES_MAX):
+        if not self._pausing or (times and values * times <= step_values_max(alone=alone)):
             return view_query(schema, columns, files, live)
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):

@@ -17,10 +17,12 @@ from headrace.consumers.query.file_pauses import (
     FILE_PAUSES_MAX,
     PART_PAUSES_MAX,
     PART_VALUES,
+    STEP_ALONE_VALUES_MAX,
     STEP_VALUES_MAX,
     parts_of_driver,
     parts_of_rows,
     parts_of_statement,
+    step_values_max,
 )
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.table_names import TableName
@@ -48,6 +50,12 @@ def test_parts_follow_from_the_values_of_a_scan(
     """A query that is alone has fewer; both have a limit."""
     assert (beside, alone) == tuple(parts_of_rows(values, alone=each) for each in (False, True))
     assert (driver, driver_alone) == tuple(parts_of_driver(values, alone=each) for each in (False, True))
+
+
+def test_a_query_that_is_alone_reads_more_at_once() -> None:
+    """Beside others a step is short."""
+    assert (STEP_VALUES_MAX, STEP_ALONE_VALUES_MAX) == (step_values_max(alone=False), step_values_max(alone=True))
+    assert STEP_VALUES_MAX < STEP_ALONE_VALUES_MAX < ALONE_VALUES
 
 
 @pytest.mark.parametrize(
