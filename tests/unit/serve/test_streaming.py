@@ -145,6 +145,7 @@ def test_one_byte_at_a_time_holds_up_nobody_else(surfaces: Surfaces) -> None:
                 assert [{"n": number}] == other.do_get(flight.Ticket(f"SELECT {number} AS n")).read_all().to_pylist()
                 (text,) = NodeClient(surfaces.url).query(f"SELECT {number} AS n")
                 assert [{"n": number}] == json.loads(text)
-        assert 2 == surfaces.running()
+        # The last short one may still close what it held.
+        eventually(lambda: surfaces.running() == 2, "a query that has given its answer does not end")
         stream.cancel()
     eventually(lambda: surfaces.running() == 0, "clients that left hold their queries")
