@@ -81,6 +81,9 @@ class Reads:
         if new := self._gone - after.keys():
             # What is gone has left its rows to the groups of the table, also where no client knows of it.
             return self._versions(table, moment, after | dict.fromkeys(new, 0))
+        if not required.keys() <= at.keys():
+            # A group that ended lacks what another one has handed over to it: it is asked until it has that.
+            return None
         at |= {key: truth.by_key(key).read for key in required}
         serve = all(self._serves(truth.by_key(key), version, table) for key, version in at.items())
         return at if serve and not (required and self._required(at, after)) else None
@@ -123,7 +126,7 @@ class Reads:
         return cuts is not None and all(view.accepted.get(origin, BEGINNING) >= position for origin, position in cuts)
 
     def _required(self, at: dict[GroupKey, int], after: dict[str, int]) -> Required:
-        """What groups lack of what others show as handed over, also those that a table has no longer."""
+        """What groups lack of what others show as handed over; also groups that a table has no longer."""
         truth = self._truth
         read = {key: truth.by_key(key).hand_overs(version) for key, version in at.items()}
         required = missing(read)
@@ -138,4 +141,4 @@ class Reads:
             read[group.key] = group.hand_overs(group.read)
             required = missing(read)
             waiting += [truth.by_key(key).topic for key in required if key not in at]
-        return {key: each for key, each in required.items() if key in at}
+        return {key: each for key, each in required.items() if truth.by_key(key).topic not in self._gone}

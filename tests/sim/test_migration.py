@@ -15,8 +15,10 @@ from tests.sim.migration_rules import MIGRATION_RULES, MigrationRule, lose_hand_
 from tests.sim.migration_simulation import MigrationSimulation
 
 SEEDS = 300
-FOUND_SEEDS = (3137, 12335)
-"""Schedules that have found a defect: 3137, a new member whose membership log lags; 12335, a delete that went round."""
+FOUND_SEEDS = (3137, 8015, 12335)
+"""Schedules that have found a defect: 3137, a new member whose membership log lags; 8015, a read behind an ended group
+that lacked something (of these reads, not of the product); 12335, a delete that went round.
+"""
 LOSSY_SEEDS = 40
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
