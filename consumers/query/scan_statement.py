@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.explain import profiled
-from headrace.consumers.query.file_pauses import parts_of_rows
+from headrace.consumers.query.file_pauses import parts_of_rows, parts_of_statement
 from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
 from headrace.consumers.query.guard import Statement
@@ -77,9 +77,12 @@ class ScanStatement:
         if statement is not None and statement.holds_rows and rows_of(scans) >= SMALL_INPUT_ROWS:
             self._turn.set_unbounded()
         columns = tuple({*request.columns, *self._filtered()})
-        # A fragment may have steps that read all parts at once.
-        values = file_values(self._table, columns, scans) if self._request.fragment is None else 0
-        parts = parts_of_rows(values, alone=False)
+        values = file_values(self._table, columns, scans)
+        parts = (
+            parts_of_rows(values, alone=False)
+            if statement is None
+            else parts_of_statement(statement, values, alone=False)
+        )
         self._session.create_view(self._table, columns, scans, bare=False, parts=parts)
         sql = self._with_rollups(sql, rollup, scans)
         if request.profiled:
