@@ -21,7 +21,7 @@ CLUSTER_DEFAULT = "headrace"
 KAFKA_PREFIX = "kafka."
 COMMON = ("cluster", "bootstrap", "table", "token")
 READ = ("columns", "start", "end", "node", "time")
-STREAM = ("startingOffsets", "maxRecordsPerBatch", "ignoreDeletes", "metadata", "columns", "time")
+STREAM = ("startingOffsets", "maxRecordsPerBatch", "minPartitions", "ignoreDeletes", "metadata", "columns", "time")
 WRITE = ("tags", "quorum")
 # Spark adds these to the options of a query that writes.
 _SPARK_OWN = ("checkpointlocation", "queryname", "outputmode", "path")
@@ -80,7 +80,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a stream source follows. `metadata` adds the columns `_group` and `_offset`."""
+    """What a stream source follows. `metadata` adds the columns `_group` and `_offset`.
+
+    `tasks_min`: the fewest tasks of a batch that has as many records.
+    """
 
     target: Target
     columns: tuple[str, ...] = ()
@@ -89,6 +92,7 @@ class StreamOptions:
     records_per_batch_max: int = RECORDS_PER_BATCH
     ignore_deletes: bool = False
     metadata: bool = False
+    tasks_min: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         _number(given, "maxRecordsPerBatch", RECORDS_PER_BATCH, least=1),
         _flag(given, "ignoreDeletes"),
         _flag(given, "metadata"),
+        _number(given, "minPartitions", 1, least=1),
     )
 
 

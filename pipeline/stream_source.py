@@ -1,7 +1,7 @@
 """`spark.readStream.format("headrace")`: the rows of a table as they are written, from the forward logs.
 
-One task reads one log. Each message gives its rows once, also if its producer has repeated it. Rows that came into the
-cluster as files (edge sync) are in no log: `spark.read` has them.
+One task reads one log, or with `minPartitions` a part of it. Each message gives its rows once, also if its producer has
+repeated it. Rows that came into the cluster as files (edge sync) are in no log: `spark.read` has them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import LogTruncated, LogUnavailable, Record
 from headrace.consumers.membership.routing import open_routing
-from headrace.consumers.store.batch_columns import tag_column
+from headrace.consumers.store.batch_columns import tag_texts
 from headrace.pipeline.log_follower import LogFollower, LogTrimmed, decoded
+from headrace.pipeline.log_ranges import task_ranges
 from headrace.pipeline.source_columns import GROUP_COLUMN, OFFSET_COLUMN, as_planned
 from headrace.pipeline.source_options import StreamOptions
 from headrace.schemas.messages import Write
@@ -71,13 +72,15 @@ class TableStreamReader(DataSourceStreamReader):
         if not follower.started:
             follower.start(start)
         follower.cover(end)
-        ranges = []
-        for topic, position in end.items():
-            # The log of a group that is new is read from its first record on.
-            begin, until = int(start.get(topic, {"offset": 0})["offset"]), int(position["offset"])
-            if begin < until:
-                ranges.append(LogRange(topic, begin, until, follower.dropped(topic, begin, until)))
-        return ranges
+        # The log of a group that is new is read from its first record on.
+        ranges = {
+            topic: (int(start.get(topic, {"offset": 0})["offset"]), int(position["offset"]))
+            for topic, position in end.items()
+        }
+        return [
+            LogRange(topic, *piece, follower.dropped(topic, *piece))
+            for topic, piece in task_ranges(ranges, self._options.tasks_min)
+        ]
 
     def commit(self, end: dict[str, Any]) -> None:
         """See DataSourceStreamReader."""
@@ -112,8 +115,8 @@ class TableStreamReader(DataSourceStreamReader):
             # No build could have written it, and replicas ignore it.
             return None
         series, wanted = rows.column(0), set(self._schema.names)
-        codes = series.indices.to_numpy(zero_copy_only=False)
-        columns = {tag: tag_column(series.dictionary, tag, codes) for tag in self._tags if tag in wanted}
+        tags = [tag for tag in self._tags if tag in wanted]
+        columns: dict[str, pa.Array] = dict(tag_texts(series.dictionary, tags, series.indices))
         columns |= dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
         if self._options.metadata:
             group = target.topics.group_of(record.topic)

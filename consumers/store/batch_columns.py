@@ -148,6 +148,11 @@ def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
 
 
+def tag_texts(keys: pa.StringArray, tags: Sequence[str], codes: pa.Array) -> dict[str, pa.StringArray]:
+    """Each tag as plain text of each row: `codes` holds for each row the index of its series in `keys`."""
+    return {tag: values.take(codes) for tag, values in _values_of_tags(keys, tags).items()}
+
+
 def repeated_tags(keys: pa.StringArray, tags: Sequence[str], lengths: Int64s) -> dict[str, pa.DictionaryArray]:
     """Each tag as a column of sorted rows: series i of `keys` has the next `lengths[i]` rows."""
     return {tag: _repeated(values, lengths) for tag, values in _values_of_tags(keys, tags).items()}

@@ -128,6 +128,19 @@ def test_a_limit_bounds_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [3, 3, 3, 1] == counts
 
 
+def test_a_log_may_have_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `minPartitions` the tasks have the same rows together, each record in one of them and repeats in none."""
+    scene = new_scene()
+    for batch in (0, 1, 2, 3, 3, 4, 5):
+        scene.write([rows(batch * 20, 20, hosts=20)], batch=batch)
+    reader = reader_of(scene, monkeypatch, tasks_min=8, metadata=True)
+    start, end = reader.initialOffset(), reader.latestOffset()
+    tasks = reader.partitions(start, end)
+    assert len(scene.topics()) < len(tasks)
+    assert list(range(120)) == read(reader, start, end)["n"].to_pylist()
+    assert all(offset in range(task.begin, task.end) for task in tasks for offset in task.dropped)
+
+
 def delete(scene: SourceScene, table: str) -> None:
     """Delete rows of a table in every log."""
     message = Message(ProducerPosition(table, 1, 0), Delete("db", table, {"host": ("h1",)}, None, None))
