@@ -112,10 +112,12 @@ def _slot(load: Load, slots_total: int) -> int:
 
 
 def _file(load: Load) -> dict[str, Any]:
-    values = asdict(load)
+    # Not by `asdict`, which copies every value deeply: a list has all files of a group.
     # An earlier build reads the list of files without rows of sync senders.
-    for name in (*_UNSENT, *(() if load.has_sync else _OF_SYNC)):
-        del values[name]
+    left_out = (*_UNSENT, *(() if load.has_sync else _OF_SYNC))
+    values = {name: getattr(load, name) for name in Load.__slots__ if name not in left_out}
+    for name in values.keys() & {"deletes", "synced"}:
+        values[name] = [asdict(each) for each in values[name]]
     return values | {"content_digest": load.content_digest.hex()}
 
 

@@ -19,7 +19,7 @@ from headrace.consumers.migration.copies_ahead import CopyNote
 from headrace.consumers.migration.file_puller import FilePuller, WantedFile
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.slot_pull import Pair, donors_of, moved_pairs
-from headrace.consumers.store import awaited_entry
+from headrace.consumers.store import SegmentEntry, awaited_entry
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Load
@@ -35,9 +35,9 @@ class _Ahead:
 
     pair: Pair
     donors: tuple[str, ...]
-    asked: Future[tuple[Load, ...]] | None = None
+    asked: Future[tuple[Load, ...] | None] | None = None
     ask_at_s: float = 0.0
-    loads: dict[bytes, Load] = field(default_factory=dict)
+    files: dict[bytes, SegmentEntry] = field(default_factory=dict)
     left: int = 0
     left_bytes: int = 0
     is_listed: bool = False
@@ -78,7 +78,7 @@ class EarlyCopies:
             if group is None:
                 continue
             sources = tuple((node, each.pair.donor) for node in each.donors)
-            files = (WantedFile(topic, group, awaited_entry(0, load), sources, True) for load in each.loads.values())
+            files = (WantedFile(topic, group, entry, sources, True) for entry in each.files.values())
             left = [file for file in files if not self._files.was_tried_ahead(file)]
             each.left, each.left_bytes = len(left), sum(file.entry.size_bytes for file in left)
             found += left
@@ -87,7 +87,7 @@ class EarlyCopies:
     @property
     def progress(self) -> tuple[int, int]:
         """(bytes that were copied, bytes of all files), zeros while nothing is copied ahead."""
-        total = sum(load.size_bytes for each in self._pairs for load in each.loads.values())
+        total = sum(entry.size_bytes for each in self._pairs for entry in each.files.values())
         return total - sum(each.left_bytes for each in self._pairs), total
 
     def _begin(self, change: RunningChange) -> list[_Ahead]:
@@ -99,8 +99,8 @@ class EarlyCopies:
     def _group_is_here(self, ahead: _Ahead) -> bool:
         return self._environment.topic(ahead.pair.target) in self._environment.groups
 
-    def _ask(self, ahead: _Ahead, slots_total: int) -> tuple[Load, ...]:
-        """The files of the first donor that answers; those known if nobody does. Each donor may be the leader."""
+    def _ask(self, ahead: _Ahead, slots_total: int) -> tuple[Load, ...] | None:
+        """The files of the first donor that answers, None if nobody does. Each donor may be the leader."""
         sources = [self._environment.source(node, ahead.pair.donor) for node in ahead.donors]
         # Before the first list something is left, whatever it is.
         note = CopyNote(self._number, self._environment.node, ahead.left + (not ahead.is_listed))
@@ -112,7 +112,7 @@ class EarlyCopies:
             except HeadraceError as error:
                 _log.debug("files not listed ahead", node=source.name, error=error.message)
         ahead.is_listed = ahead.is_listed or found is not None
-        return tuple(ahead.loads.values()) if found is None else found
+        return found
 
     def _take(self, ahead: _Ahead, now_s: float) -> None:
         asked = ahead.asked
@@ -120,9 +120,16 @@ class EarlyCopies:
             return
         ahead.asked, ahead.ask_at_s = None, now_s + LIST_EVERY_S
         try:
-            ahead.loads = {load.content_digest: load for load in asked.result()}
+            loads = asked.result()
         except Exception:
             _log.exception("list of files failed", donor=ahead.pair.donor.group)
+            return
+        if loads is not None:
+            known = ahead.files
+            # An entry costs more than a look at it, and most files were in the list before.
+            ahead.files = {
+                load.content_digest: known.get(load.content_digest) or awaited_entry(0, load) for load in loads
+            }
 
 
 def keeps_staged(change: RunningChange | None, key: GroupKey) -> bool:

@@ -261,19 +261,20 @@ class SealJob(StoreJob):
         # Those of slots that left, too: their new holder gets what is not applied to them.
         for entry in (*view.catalogue(), *view.cut_entries(), *added):
             entries.setdefault((entry.database, entry.table), []).append(entry)
-        unneeded = [
-            each
-            for table, found in self._tombstones.items()
-            for each in found.select(~_awaited(found, entries.get(table, ())))
-        ]
+
+        def unneeded(table: TableKey, found: TombstoneSet) -> TombstoneSet:
+            return found.select(~_awaited(found, entries.get(table, ())))
+
         # What was handed over is for late rows of earlier holders, as those of an era are in which slots came. Such
-        # rows may come at any time, so the number of these tombstones is bounded.
-        late = [each for each in unneeded if each.slots or each.era > self._era_min]
-        late.sort(key=lambda each: each.came_at)
+        # rows may come at any time, so these stay, and only their number is bounded.
+        late = {table: found.is_late(self._era_min) for table, found in self._tombstones.items()}
+        purged = [each for key, found in self._tombstones.items() for each in unneeded(key, found.select(~late[key]))]
+        if sum(int(mask.sum()) for mask in late.values()) > LATE_TOMBSTONES_MAX:
+            found = [each for key, mask in late.items() for each in unneeded(key, self._tombstones[key].select(mask))]
+            purged += sorted(found, key=lambda each: each.came_at)[:-LATE_TOMBSTONES_MAX]
         # A user's delete follows to the centres, so it stays until each has decided about it.
         progress = self._components.centres.lowest(self._components.group)
-        unsent = () if progress is None else [each for each in unneeded if each.came_at > progress and not each.is_drop]
-        return set(unneeded).difference(late[-LATE_TOMBSTONES_MAX:], unsent)
+        return {each for each in purged if progress is None or each.came_at <= progress or each.is_drop}
 
 
 class CompactJob(StoreJob):

@@ -75,33 +75,45 @@ class TombstoneSet:
         """The tombstones that came after `version` of this log."""
         return self.select(self._came_at > version)
 
+    def is_late(self, era_min: int) -> Mask:
+        """Which are for rows that may still come: those that were handed over, and those of an era above `era_min`."""
+        return self._limited | (np.array([each.era for each in self.items], np.int64) > era_min)
+
     def unapplied_mask(self, entry: SegmentEntry) -> Mask:
         """Which tombstones may delete rows of a segment of the table and are not yet applied to it."""
         # By ranks and time range of the catalogue alone: a tombstone that matches no row of the file costs one
         # rewrite or one look at its runs, and never a wrong answer.
         # A file that was loaded has a `cleaned_version` of this log, or 0; that of its earlier holder would
         # count records of another log, and would hide every delete that came here since.
+        if not self._may_concern(entry):
+            return np.zeros(len(self), np.bool_)
         mask = (self._came_at > entry.cleaned_version) & (self._lasts >= entry.min_time_ns)
         mask &= self._starts <= entry.max_time_ns
+        return mask & self._outranking(entry) if mask.any() else mask
+
+    def _may_concern(self, entry: SegmentEntry) -> bool:
+        # A scan, a seal and a plan of merges look at every file, and most are of other times than all deletes.
+        newest, first, last = self._extent
+        return newest >= entry.cleaned_version and first <= entry.max_time_ns and last >= entry.min_time_ns
+
+    def _outranking(self, entry: SegmentEntry) -> Mask:
         outranking = self._from(self.floor(entry.era, entry.last_version, entry.held_since))
-        if self._limited.any():
+        if self._slot_sets:
             # They are of the eras of earlier holders, and concern what these have decided.
             rank = max((entry.era, entry.last_version), entry.loaded_rank)
             concerned = self._limited_to(entry) & self._from(self.floor(*rank))
             outranking = np.where(self._limited, concerned, outranking)
-        return mask & outranking
+        return outranking
 
     def _from(self, place: int) -> Mask:
-        found: Mask = np.arange(len(self)) >= place
+        found: Mask = self._places >= place
         return found
 
     def _limited_to(self, entry: SegmentEntry) -> Mask:
         """Which limited ones concern the slot of a segment."""
-        total = max(each.slots_total for each in self.items)
-        slot = slot_of(entry.database, entry.bucket, entry.slice_number, total)
-        found = self._of_slot.get(slot)
-        if found is None:
-            found = self._of_slot[slot] = np.array([_has(each.slots, slot) for each in self.items], np.bool_)
+        slot = slot_of(entry.database, entry.bucket, entry.slice_number, self._slots_total)
+        concerned = [_has(slots, slot) for slots in self._slot_sets]
+        found: Mask = np.array([*concerned, False], np.bool_)[self._slot_set]
         return found
 
     def unapplied(self, entry: SegmentEntry) -> TombstoneSet:
@@ -109,7 +121,7 @@ class TombstoneSet:
 
         All of them delete whatever they match in it.
         """
-        own = self.select(self.unapplied_mask(entry)) if self._given else self
+        own = self.select(self.unapplied_mask(entry)) if self._given and self._may_concern(entry) else TombstoneSet()
         return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own
 
     def floor(self, era: int, version: int, held_since: int = 0, cleaned_version: int = 0) -> int:
@@ -149,8 +161,29 @@ class TombstoneSet:
         return np.array([bool(each.slots) for each in self.items], np.bool_)
 
     @cached_property
-    def _of_slot(self) -> dict[int, Mask]:
-        return {}
+    def _extent(self) -> tuple[int, int, int]:
+        """(the newest place where one came, the first time that one deletes, the last such time), for none an empty one."""
+        if not self._given:
+            return -1, _LATEST, _EARLIEST
+        return int(self._came_at.max()), int(self._starts.min()), int(self._lasts.max())
+
+    @cached_property
+    def _places(self) -> Int64s:
+        return np.arange(len(self))
+
+    @cached_property
+    def _slots_total(self) -> int:
+        return max(each.slots_total for each in self.items)
+
+    @cached_property
+    def _slot_sets(self) -> dict[tuple[int, ...], int]:
+        """The distinct slots of limited ones, numbered. What was handed over together has the same, so they are few."""
+        return {slots: number for number, slots in enumerate(dict.fromkeys(x.slots for x in self.items if x.slots))}
+
+    @cached_property
+    def _slot_set(self) -> Int64s:
+        """The number of the slots of each, -1 for those of any slot."""
+        return np.array([self._slot_sets.get(each.slots, -1) for each in self.items], np.int64)
 
     @cached_property
     def _starts(self) -> Int64s:

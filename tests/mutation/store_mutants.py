@@ -364,6 +364,27 @@ STORE = (
         (LOADS,),
     ),
     Mutant(
+        "file_that_begins_at_the_end_of_all_tombstones_skipped",
+        "store/tombstone_set.py",
+        "last >= entry.min_time_ns\n",
+        "last > entry.min_time_ns\n",
+        (EDGES,),
+    ),
+    Mutant(
+        "file_that_ends_at_the_begin_of_all_tombstones_skipped",
+        "store/tombstone_set.py",
+        "first <= entry.max_time_ns",
+        "first < entry.max_time_ns",
+        (EDGES,),
+    ),
+    Mutant(
+        "late_tombstones_purged_as_others",
+        "store/jobs.py",
+        "unneeded(key, found.select(~late[key]))",
+        "unneeded(key, found)",
+        (STORE_TESTS, TOMBSTONES, LOADS),
+    ),
+    Mutant(
         "tombstone_of_the_time_before_the_slot_came",
         "store/tombstone_set.py",
         "max((era, version), (held_since, -1))",

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from headrace.consumers.migration.copies_ahead import CopyNote
+from headrace.consumers.migration.cut_listing import NOBODY
 from headrace.consumers.migration.early_copies import LIST_EVERY_S, EarlyCopies
 from headrace.consumers.recovery.file_copy import SourceFailed
+from headrace.schemas.messages import Load
 from tests.unit.migration.moves import CHANGE
 
-FILE: Any = SimpleNamespace(content_digest=b"1", size_bytes=70)
+FILE = Load(NOBODY, "c.forward.n1.1@7", 2, "db", "t", 3, 1, 1, 1, 9, 0, bytes(16), 5, 1, 2, 70, 1)
 FIRST_PHASE = replace(CHANGE, formal=False)
 
 
