@@ -1,8 +1,11 @@
-"""Reads the rows of few series of a segment, from decoded columns of its row groups that are kept in memory.
+"""Reads rows of segments from decoded columns of their row groups that are kept in memory: few series, or a small file.
 
 A query of one series and an hour reads a few rows of a row group that takes a millisecond to decode. The next such
 query mostly reads another series of the same row group. A segment is sorted by series and time, and the index knows the
 rows of each series: so these rows are found without a look at all others.
+
+Small files that share times are merged by every query until a merge replaces them. To open one and decode a column of
+it takes much longer than to use its rows.
 """
 
 from __future__ import annotations
@@ -17,15 +20,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.consumers.store.batch_columns import Int64s, one_array
+from headrace.consumers.store.batch_columns import Int64s, Mask, one_array
 from headrace.consumers.store.segment import Runs, SegmentEntry
-from headrace.consumers.store.segment_reader import nanoseconds, read_error
+from headrace.consumers.store.segment_reader import nanoseconds, read_error, rows_kept
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN
 
 BLOCKS_PER_SCAN_MAX = 32
 """Blocks that one scan may decode: about a millisecond each, without a pause, and a megabyte."""
 SERIES_PER_READ_MAX = 16
+SMALL_ROWS_MAX = 4_096
+"""Rows of a small file."""
+BLOCK_BYTES_MAX = 2 << 20
+"""A larger block, as of long texts, is not kept: it would take the place of many."""
+BLOCK_OVERHEAD_BYTES = 1_024
+"""What a block takes in memory beside its values, by which the blocks of files of ten rows are bounded."""
 LAYOUTS_MAX = 1_024
 """Segments whose row groups are remembered."""
 
@@ -71,7 +80,7 @@ class BlockCache:
 
     @property
     def cached_bytes(self) -> int:
-        """The size of all blocks."""
+        """The size of all blocks in memory."""
         with self._lock:
             return self._bytes
 
@@ -98,6 +107,25 @@ class BlockCache:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise read_error(path, entry, error) from error
 
+    def read_small(
+        self,
+        path: Path,
+        entry: SegmentEntry,
+        runs: Runs,
+        fields: Sequence[str],
+        start_ns: int | None,
+        end_ns: int | None,
+        wanted: Mask | None,
+    ) -> pa.RecordBatch | None:
+        """See `segment_reader.read_rows`: the rows of a small file. None for another one."""
+        if not self.bytes_max or entry.rows > SMALL_ROWS_MAX:
+            return None
+        try:
+            with _SegmentBlocks(self, path, entry) as blocks:
+                return blocks.all_rows(runs, fields, start_ns, end_ns, wanted)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise read_error(path, entry, error) from error
+
     def layout(self, digest: str) -> _Layout | None:
         """The row groups of a file that was read before."""
         with self._lock:
@@ -121,13 +149,13 @@ class BlockCache:
     def put(self, key: _Key, block: pa.Array) -> None:
         """Keep a block, in the place of those that were used longest ago."""
         with self._lock:
-            if key in self._blocks or block.nbytes > self.bytes_max:
+            if key in self._blocks or _size_bytes(block) > min(self.bytes_max, BLOCK_BYTES_MAX):
                 return
             self._blocks[key] = block
-            self._bytes += block.nbytes
+            self._bytes += _size_bytes(block)
             while self._bytes > self.bytes_max:
                 _, dropped = self._blocks.popitem(last=False)
-                self._bytes -= dropped.nbytes
+                self._bytes -= _size_bytes(dropped)
 
 
 class _SegmentBlocks:
@@ -174,6 +202,23 @@ class _SegmentBlocks:
         rows = pa.RecordBatch.from_arrays([series, *columns], names=[SERIES_COLUMN, TIME_COLUMN, *names])
         return SeriesRows(rows, len(groups))
 
+    def all_rows(
+        self, runs: Runs, fields: Sequence[str], start_ns: int | None, end_ns: int | None, wanted: Mask | None
+    ) -> pa.RecordBatch | None:
+        """See `BlockCache.read_small`."""
+        layout = self._layout()
+        if len(layout.ends) != 1:
+            return None
+        names = [name for name in fields if name in layout.names]
+        blocks = self._blocks(0, names)
+        codes = np.repeat(np.arange(len(runs.lengths), dtype=np.int32), runs.lengths)
+        series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys)
+        columns = [series, *(blocks[name] for name in (TIME_COLUMN, *names))]
+        rows = pa.RecordBatch.from_arrays(columns, names=[SERIES_COLUMN, TIME_COLUMN, *names])
+        times = blocks[TIME_COLUMN].to_numpy(zero_copy_only=True)
+        keep = rows_kept(self._entry, times, codes, start_ns, end_ns, wanted)
+        return rows if keep is None or keep.all() else rows.filter(pa.array(keep))
+
     def _within(self, part: _Part, times: pa.Array, start_ns: int | None, end_ns: int | None) -> _Part:
         # Rows of a series are in order of time.
         of_series = times.to_numpy(zero_copy_only=True)[part.low : part.high]
@@ -212,6 +257,10 @@ class _SegmentBlocks:
             # With checksums: a flipped bit has to be an error, and never another value in an answer.
             self._file = pq.ParquetFile(self._path, page_checksum_verification=True)
         return self._file
+
+
+def _size_bytes(block: pa.Array) -> int:
+    return int(block.nbytes) + BLOCK_OVERHEAD_BYTES
 
 
 def _parts(layout: _Layout, runs: Runs, places: Int64s) -> Iterable[_Part]:

@@ -127,12 +127,14 @@ def read_table(
     files: SegmentFiles,
     runs_of: RunsOf,
     overlaps: OverlapCache,
-    blocks: BlockCache | None,
+    blocks: BlockCache,
     live_is_unique: bool,
+    *,
+    whole_files: bool,
 ) -> TableRead:
     """Read what cannot be read directly.
 
-    `blocks` reads few series of segments that need no merge; None = those are all read directly.
+    `whole_files`: segments that need no merge are all read directly, also if only few of their series are wanted.
     `live_is_unique`: no two visible unsealed rows share series and time.
     """
     candidates, wanted = candidates_of(view.entries, request, runs_of)
@@ -142,11 +144,15 @@ def read_table(
     ranked: list[tuple[tuple[int, int, int, str], pa.RecordBatch]] = []
     count = ReadCount()
     for entry in merged:
-        runs, mask = runs_of(entry.name), wanted.get(entry.name)
-        rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask, count)
+        runs, mask, path = runs_of(entry.name), wanted.get(entry.name), files.path(entry.name)
+        rows = blocks.read_small(path, entry, runs, fields, *request.bounds, mask)
+        if rows is None:
+            rows = read_rows(path, entry, runs, fields, *request.bounds, mask, count)
+        else:
+            count.add(1)
         (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
         ranked.append((rank_of(entry), rows))
-    narrow = {} if blocks is None else _few_series(view.schema, request, direct, wanted, files, runs_of, blocks, count)
+    narrow = {} if whole_files else _few_series(view.schema, request, direct, wanted, files, runs_of, blocks, count)
     ranked += [(rank_of(entry), narrow[entry.name]) for entry in direct if entry.name in narrow]
     direct = [entry for entry in direct if entry.name not in narrow]
     masks = _TagFilter(request.tags or {})

@@ -148,11 +148,11 @@ def _read_open(
     series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys)
     columns = [series, pa.array(times), *(one_array(table.column(name)) for name in names)]
     batch = pa.RecordBatch.from_arrays(columns, names=[SERIES_COLUMN, TIME_COLUMN, *names])
-    keep = _keep(entry, times, codes, start_ns, end_ns, wanted)
+    keep = rows_kept(entry, times, codes, start_ns, end_ns, wanted)
     return batch if keep is None or keep.all() else batch.filter(pa.array(keep))
 
 
-def _keep(
+def rows_kept(
     entry: SegmentEntry,
     times: Int64s,
     codes: npt.NDArray[Any],
@@ -160,7 +160,8 @@ def _keep(
     end_ns: int | None,
     wanted: Mask | None,
 ) -> Mask | None:
-    # None means all rows: most files lie wholly within the time range, and a filter would copy every column.
+    """Which rows of a segment have a time in [start_ns, end_ns) and a series that `wanted` marks; None means all."""
+    # Most files lie wholly within the time range, and a filter would copy every column.
     keep: Mask | None = None if wanted is None or wanted.all() else wanted[codes]
     if start_ns is not None and entry.min_time_ns < start_ns:
         keep = times >= start_ns if keep is None else keep & (times >= start_ns)

@@ -225,9 +225,9 @@ class Store(SlotMoves):
         request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
             unique = parts.live.of(content).unique
+            given = (parts.runs.get, parts.overlaps, parts.blocks, unique)
             # Rollups are of whole segments.
-            blocks = parts.blocks if rollup is None else None
-            read = read_table(content, request, files, parts.runs.get, parts.overlaps, blocks, unique)
+            read = read_table(content, request, files, *given, whole_files=rollup is not None)
             direct, rolled = parts.rollups.divide(read.direct, rollup, content.schema, request.tags)
         except BaseException:
             files.release(pinned)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.consumers.store import Store, StoreDamaged, StoreSettings
-from headrace.consumers.store.block_cache import BLOCKS_PER_SCAN_MAX, BlockCache
+from headrace.consumers.store import Store, StoreDamaged, StoreSettings, block_cache
+from headrace.consumers.store.block_cache import BLOCK_OVERHEAD_BYTES, BLOCKS_PER_SCAN_MAX, BlockCache
 from tests.unit.store.builders import CPU, HOUR_NS, Row, contents, expected, seal, write
 
 FIELDS = ["busy", "load", "up"]
@@ -52,7 +53,7 @@ def opened(home: Path, cache_bytes: int, rows: list[Row]) -> Store:
     return store
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 900, 1 << 20])
+@pytest.mark.parametrize("cache_bytes", [0, 9_000, 1 << 20])
 def test_few_series_are_read_as_all_others_are(tmp_path: Path, cache_bytes: int) -> None:
     """Whatever fits into the cache: rows by tags and time are the rows that were written, again and again."""
     rows, chance = rows_of(1), random.Random(2)
@@ -121,16 +122,71 @@ def test_a_block_of_changed_bytes_is_an_error(tmp_path: Path) -> None:
     store.close()
 
 
+def small_files(home: Path, cache_bytes: int) -> Store:
+    """A store of small files that share times and texts, with deletes between them."""
+    store = Store.open(home, "n1", StoreSettings(blocks_cache_bytes=cache_bytes))
+    chance, version = random.Random(6), 0
+    for number in range(6):
+        hosts = [{"host": f"h{host}"} for host in range(8)]
+        # Some are in every file, so that none needs no merge.
+        seconds = [0, *chance.sample(range(1, 3_599), 20), 3_599]
+        rows: list[Row] = [
+            (
+                host,
+                second * 10**9,
+                {"busy": number, "note": f"{number} {second}"} | ({"load": 0.5} if number % 2 else {}),
+            )
+            for host in hosts
+            for second in seconds
+        ]
+        write(store, version + 1, rows)
+        store.delete(version + 2, 1, "plant", "cpu", {"host": (f"h{number}",)}, 600 * 10**9, 900 * 10**9)
+        seal(store, version + 3)
+        version += 3
+    return store
+
+
+def test_small_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that share times are merged from memory the next time, whatever is asked of them."""
+    read, unread = small_files(tmp_path / "1", 1 << 20), small_files(tmp_path / "2", 0)
+    columns = ["host", "note", *FIELDS]
+    with read.scan("plant", "cpu", columns=columns) as scan:
+        assert 1 < scan.merged.segments
+    opened_files: list[Path] = []
+
+    def counted(path: Path, **options: Any) -> pq.ParquetFile:
+        opened_files.append(path)
+        return pq.ParquetFile(path, **options)
+
+    monkeypatch.setattr(block_cache, "pq", SimpleNamespace(ParquetFile=counted))
+    chance = random.Random(7)
+    for _ in range(40):
+        bounds: dict[str, Any] = {
+            "columns": ["host", *chance.sample(columns[1:], 2)],
+            "start_ns": chance.choice((None, chance.randrange(HOUR_NS))),
+            "end_ns": chance.choice((None, chance.randrange(HOUR_NS))),
+            "tags": chance.choice((None, {"host": ["h1", "h4"]}, {"host": ["none"]})),
+        }
+        with read.scan("plant", "cpu", **bounds) as one, unread.scan("plant", "cpu", **bounds) as other:
+            assert one.table.equals(other.table)
+            assert one.merged == other.merged
+    assert [] == opened_files
+    read.close()
+    unread.close()
+
+
 def test_the_cache_keeps_what_was_used_last() -> None:
     """Blocks of its size together; one that is larger than all of it is not kept."""
-    cache, block = BlockCache(100), pa.array([1, 2, 3], pa.int64())
+    block = pa.array([1, 2, 3], pa.int64())
+    size_bytes = block.nbytes + BLOCK_OVERHEAD_BYTES
+    cache = BlockCache(4 * size_bytes + 1)
     for group in range(4):
         cache.put(("digest", group, "busy"), block)
     assert cache.get(("digest", 0, "busy")) is block
     cache.put(("digest", 4, "busy"), block)
     assert [True, False, True, True, True] == [cache.get(("digest", group, "busy")) is block for group in range(5)]
-    assert 96 == cache.cached_bytes
-    cache.put(("digest", 5, "busy"), pa.array([1] * 20, pa.int64()))
+    assert 4 * size_bytes == cache.cached_bytes
+    cache.put(("digest", 5, "busy"), pa.array([1] * size_bytes, pa.int64()))
     assert cache.get(("digest", 5, "busy")) is None
 
 

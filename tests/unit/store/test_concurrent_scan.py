@@ -34,10 +34,10 @@ def between_view_and_runs(monkeypatch: pytest.MonkeyPatch, work: Callable[[], ob
     """Run `work` once, in a scan that has its view and has read nothing yet."""
     read, waiting = store_module.read_table, [work]
 
-    def read_later(*arguments: Any) -> Any:
+    def read_later(*arguments: Any, **options: Any) -> Any:
         while waiting:
             waiting.pop()()
-        return read(*arguments)
+        return read(*arguments, **options)
 
     monkeypatch.setattr(store_module, "read_table", read_later)
 
