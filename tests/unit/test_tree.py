@@ -124,6 +124,7 @@ PURE_MODULES = (
     "consumers/wal/prefix.py",
     "consumers/wal/record_encoding.py",
     "pipeline/raw_offsets.py",
+    "pipeline/log_ranges.py",
     "pipeline/rebatch.py",
     "pipeline/schema_match.py",
     "pipeline/segment_files.py",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone
+import pytest
+
+from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone, jobs
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import slots_of_slices
@@ -110,6 +112,20 @@ def test_a_handed_delete_concerns_lower_ranks_of_its_slots(store: Store, home: P
     hand(again, 15, (2, 15), row(9, at=9))
     assert wanted == contents(again)
     again.close()
+
+
+def test_handed_deletes_are_kept_for_late_rows_up_to_a_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest stay when nothing here awaits them; one of the own log goes, whose rows cannot come any more."""
+    monkeypatch.setattr(jobs, "LATE_TOMBSTONES_MAX", 3)
+    store.delete(1, 4, "plant", "cpu", {})
+    for version in range(2, 5):
+        delete(store, version, (2, 10 * version))
+    seal(store, 5, era=4)
+    assert [2, 3, 4] == sorted(each.came_at for each in store._components.view.tombstones())
+    for version in range(6, 8):
+        delete(store, version, (2, 10 * version))
+    seal(store, 8, era=4)
+    assert [4, 6, 7] == sorted(each.came_at for each in store._components.view.tombstones())
 
 
 def test_a_handed_delete_makes_no_wrong_last_row(store: Store) -> None:

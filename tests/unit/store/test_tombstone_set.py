@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store import SegmentEntry, Store
+from headrace.consumers.store import SegmentEntry, Store, tombstone_set
 from headrace.consumers.store import batch_columns as columns
 from headrace.consumers.store.last_rows import (
     CLEANED_COLUMN,
@@ -25,6 +25,7 @@ from headrace.consumers.store.last_rows import (
 from headrace.consumers.store.memtable import live_batch
 from headrace.consumers.store.tombstone_set import TombstoneSet, visible
 from headrace.consumers.store.tombstones import Tombstone, tombstone
+from headrace.schemas.series import slot_of
 from tests.unit.store.builders import CPU, Row, contents, expected, row_batch, seal, write
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1
@@ -101,6 +102,70 @@ def test_last_rows_are_removed_or_stale(rows: list, ranks: list[tuple[int, int, 
         if not any(each.start_ns is None and each.era >= era_max for each in hit):
             want.append((at, bool(hit)))
     assert want == list(zip(found.column(1).to_pylist(), found.column(3).to_pylist(), strict=True))
+
+
+SLOTS_TOTAL = 4
+SLOTS = st.sampled_from([(), (), (0, 2), (1,), (0, 1, 2, 3)])
+FILES = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(-6, 8), st.integers(0, 4), st.integers(0, 9)),
+    max_size=5,
+)
+
+
+@given(FILES, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), SLOTS, TIMES, TIMES), max_size=8))
+def test_a_file_awaits_the_deletes_that_may_concern_it(files: list, deletes: list) -> None:
+    """By rank, times and slot of the file, whatever other deletes there are; one that is applied is not applied again."""
+    found = [
+        replace(Tombstone("d", "t", era, at, (), start, end), place=at if slots else 0, slots=slots, slots_total=4)
+        for at, era, slots, start, end in deletes
+    ]
+    several = TombstoneSet(found)
+    for slice_number, bucket, start, length, cleaned in files:
+        last = 2 * bucket
+        entry = SegmentEntry(
+            "x",
+            "d",
+            "t",
+            slice_number,
+            bucket,
+            slice_number,
+            1,
+            last,
+            0,
+            9,
+            start,
+            start + length,
+            1,
+            "",
+            "",
+            1,
+            cleaned,
+        )
+        slot = slot_of("d", bucket, slice_number, SLOTS_TOTAL)
+        want = [
+            each
+            for each in several.items
+            if each.came_at > cleaned
+            and (not each.slots or slot in each.slots)
+            and (each.era, each.version) > (slice_number, last)
+            and each.start_ns <= start + length
+            and max(each.end_ns - 1, EARLIEST) >= start
+        ]
+        assert want == list(several.unapplied(entry))
+        assert want == list(several.select(several.unapplied_mask(entry)))
+
+
+def test_slots_are_searched_once_for_all_that_came_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work for a file does not grow with the deletes that were handed over with one change."""
+    searched: list[int] = []
+    monkeypatch.setattr(tombstone_set, "_has", lambda slots, slot: searched.append(slot) or slot in slots)
+    slots = tuple(range(0, 10_000, 6))
+    handed = TombstoneSet(
+        Tombstone("d", "t", 1, version, place=1, slots=slots, slots_total=10_000) for version in range(1, 1_000)
+    )
+    for number in range(50):
+        handed.unapplied(SegmentEntry("x", "d", "t", number, 0, 1, 1, 5, 0, 9, 0, 99, 1, "", "", 1, 0))
+    assert 50 == len(searched)
 
 
 def test_a_file_of_another_log_is_deleted_from_by_eras_and_by_what_came_with_it() -> None:
