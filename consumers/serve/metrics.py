@@ -259,7 +259,10 @@ _GROUP_METRICS = {
     "headrace_segments": ("segments", "Segments"),
     "headrace_segment_rows": ("segment_rows", "Rows in segments"),
     "headrace_segment_bytes": ("segment_bytes", "Bytes of segments"),
-    "headrace_block_bytes": ("block_bytes", "Bytes of decoded columns of segments kept for queries of few series and of small files"),
+    "headrace_block_bytes": (
+        "block_bytes",
+        "Bytes of decoded columns of segments kept for queries of few series and of small files",
+    ),
 }
 
 

@@ -30,7 +30,9 @@ class StoreSettings(SettingsModel):
         default=500_000, ge=0, description="series of segments kept decoded in memory, about 200 bytes each"
     )
     blocks_cache_bytes: Internal[int] = Field(
-        default=32 << 20, ge=0, description="columns of row groups that a group keeps decoded, for few series and for small files"
+        default=32 << 20,
+        ge=0,
+        description="columns of row groups that a group keeps decoded, for few series and for small files",
     )
     rollups: bool = Field(
         default=True, description="keep hourly rollups beside sealed files, and answer hourly aggregates from them"

@@ -25,6 +25,8 @@ from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.series import slot_of
 
+FILES_KNOWN_MAX = 65_536
+"""Files whose deletes a set remembers, about 300 bytes each."""
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -121,8 +123,19 @@ class TombstoneSet:
 
         All of them delete whatever they match in it.
         """
-        own = self.select(self.unapplied_mask(entry)) if self._given and self._may_concern(entry) else TombstoneSet()
+        own = self._unapplied_own(entry) if self._given and self._may_concern(entry) else TombstoneSet()
         return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own
+
+    def _unapplied_own(self, entry: SegmentEntry) -> TombstoneSet:
+        # A scan asks twice for each file, and scans follow one another much faster than deletes. A merge may give a
+        # name again, with other bytes, or with more deletes applied.
+        key = (entry.name, entry.file_digest, entry.cleaned_version, entry.held_since, entry.loaded_rank)
+        found = self._of_file.get(key)
+        if found is None:
+            if len(self._of_file) >= FILES_KNOWN_MAX:
+                self._of_file.clear()
+            found = self._of_file[key] = self.select(self.unapplied_mask(entry))
+        return found
 
     def floor(self, era: int, version: int, held_since: int = 0, cleaned_version: int = 0) -> int:
         """The place of the first tombstone that outranks rows of (era, version), and is of era `held_since` or later.
@@ -159,6 +172,10 @@ class TombstoneSet:
     @cached_property
     def _limited(self) -> Mask:
         return np.array([bool(each.slots) for each in self.items], np.bool_)
+
+    @cached_property
+    def _of_file(self) -> dict[tuple[str, str, int, int, tuple[int, int]], TombstoneSet]:
+        return {}
 
     @cached_property
     def _extent(self) -> tuple[int, int, int]:
