@@ -51,7 +51,6 @@ from headrace.workload.workload import DEFAULT_INTERVAL_S, DEFAULT_START_NS
 
 FOLLOWED, SUNK = "followed", "sunk"
 """Clusters without nodes: one is read by the stream source, the sink writes into the other."""
-FOLLOWED_TASKS = 3 * PARALLELISM
 SUNK_TOPIC = "sunk.json"
 NAME = f"{DATABASE}.{TABLE}"
 HOUR_NS = 3_600_000_000_000
@@ -116,8 +115,6 @@ class _StreamQueries:
     def followed(self) -> Leg:
         """Stream source → noop."""
         stream = self.bench.session.readStream.format("headrace").options(**self._options(FOLLOWED))
-        # The peer's topic has a partition for each thread; three logs would keep one of two threads for the last.
-        stream = stream.option("minPartitions", FOLLOWED_TASKS)
         leg, _ = measured_stream(lambda: self.bench.noop(stream.load()))
         return checked(leg, self.topics.rows, "stream source")
 
