@@ -192,7 +192,7 @@ MIGRATION = (
     Mutant(
         "files_forgotten_when_nobody_answers",
         EARLY,
-        "        return tuple(ahead.loads.values()) if found is None else found\n",
+        "        return found\n",
         "        return found or ()\n",
         OF_EARLY,
     ),
