@@ -180,15 +180,15 @@ STORE = (
     Mutant(
         "tombstone_purged_before_it_is_applied",
         "store/jobs.py",
-        "for each in found.select(~_awaited(found, entries.get(table, ())))",
-        "for each in found",
+        "            return found.select(~_awaited(found, entries.get(table, ())))\n",
+        "            return found\n",
         (DELETES,),
     ),
     Mutant(
         "tombstone_purged_while_rows_of_its_era_may_come",
         "store/jobs.py",
-        "or each.era > self._era_min]",
-        "or each.era > self._era_min + 1]",
+        "found.is_late(self._era_min) for",
+        "found.is_late(self._era_min + 1) for",
         (DELETES,),
     ),
     Mutant(
@@ -382,7 +382,7 @@ STORE = (
         "store/jobs.py",
         "unneeded(key, found.select(~late[key]))",
         "unneeded(key, found)",
-        (STORE_TESTS, TOMBSTONES, LOADS),
+        ("test_handed.py",),
     ),
     Mutant(
         "tombstone_of_the_time_before_the_slot_came",
