@@ -14,9 +14,9 @@ def task_ranges(ranges: Mapping[str, Range], tasks_min: int) -> Iterator[tuple[s
 
     Then a log gets tasks by its share of all records, as with `minPartitions` of Spark's Kafka source.
     """
-    total = sum(end - begin for begin, end in ranges.values())
+    total = sum(max(0, end - begin) for begin, end in ranges.values())
     for log, (begin, end) in ranges.items():
-        records = end - begin
+        records = max(0, end - begin)
         tasks = max(1, min(records, round(records * tasks_min / total))) if records else 0
         edges = [begin + records * number // tasks for number in range(tasks + 1)] if tasks else []
         yield from ((log, piece) for piece in pairwise(edges))

@@ -26,6 +26,8 @@ def test_every_record_is_in_one_task(ranges: dict[str, tuple[int, int]], tasks_m
 def test_tasks_go_to_the_longest_logs() -> None:
     """One each by default; more by their share of the records."""
     ranges = {"a": (10, 16), "b": (0, 2), "c": (5, 5), "d": (0, 1)}
+    # An end that is before the begin is no range.
+    assert [] == list(task_ranges({"a": (5, 3)}, 4))
     assert [("a", (10, 16)), ("b", (0, 2)), ("d", (0, 1))] == list(task_ranges(ranges, 1))
     assert [("a", (10, 12)), ("a", (12, 14)), ("a", (14, 16)), ("b", (0, 2)), ("d", (0, 1))] == list(
         task_ranges(ranges, 5)
