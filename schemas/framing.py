@@ -59,7 +59,7 @@ class Codec:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._schema = fastavro.parse_schema(json.loads(_text(f"{name}.avsc")))
+        self._schema = fastavro.parse_schema(schema_of(name))
         self._prefix = MAGIC + bytes.fromhex(str(fingerprint(_canonical(name), "CRC-64-AVRO")))
         self._readers = {self._prefix: self._schema, **_released(name)}
 
@@ -83,7 +83,7 @@ class Codec:
         """A record whose last field is bytes, which are copied once; `record` has the others."""
         frame = self.encode(record | {name: b""})
         # The empty bytes are their length alone.
-        return b"".join((frame[:-1], _length(len(data)), data))
+        return b"".join((frame[:-1], zigzag_length(len(data)), data))
 
     def decode_tail(self, value: bytes, name: str) -> dict[str, Any]:
         """As `decode`; the bytes of the last field are a view of the value. Raises FrameInvalid."""
@@ -123,8 +123,8 @@ class Codec:
         return record
 
 
-def _length(size: int) -> bytes:
-    """The length of bytes in Avro: a zigzag number of 7 bits a byte."""
+def zigzag_length(size: int) -> bytes:
+    """The length of bytes or a count of items in Avro: a zigzag number of 7 bits a byte."""
     left, found = size << 1, bytearray()
     while left > 0x7F:
         found.append(left & 0x7F | 0x80)
@@ -145,7 +145,7 @@ def _read_length(value: bytes, at: int) -> tuple[int, int]:
 @cache
 def _without_last(name: str) -> Any:
     """The schema of a kind without its last field."""
-    schema = json.loads(_text(f"{name}.avsc"))
+    schema = schema_of(name)
     return fastavro.parse_schema({**schema, "fields": schema["fields"][:-1]})
 
 
@@ -179,12 +179,18 @@ def format_headers(needed: int = BASE_FORMAT) -> list[tuple[str, bytes]]:
 codec: Callable[[str], Codec] = cache(Codec)
 
 
+def schema_of(name: str) -> dict[str, Any]:
+    """The schema of a kind, as it is written."""
+    found: dict[str, Any] = json.loads(_text(f"{name}.avsc"))
+    return found
+
+
 def _text(file_name: str) -> str:
     return resources.files(__package__).joinpath(file_name).read_text("utf-8")
 
 
 def _canonical(name: str) -> str:
-    return fastavro.schema.to_parsing_canonical_form(json.loads(_text(f"{name}.avsc")))
+    return fastavro.schema.to_parsing_canonical_form(schema_of(name))
 
 
 def _released(name: str) -> dict[bytes, Any]:

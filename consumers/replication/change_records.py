@@ -8,6 +8,7 @@ from typing import Any
 from headrace.consumers.replication.change_state import ChangeState, Target, Transfer
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given, Holding, Holdings
+from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.schemas.group_changes import (
     BarrierPhase,
@@ -26,7 +27,7 @@ _NO_PHASE = "none"
 
 
 def changes_record(state: ChangeState) -> dict[str, Any] | None:
-    """The record of a state, None for a group without any members."""
+    """The record of a state without its deletes, which are encoded apart; None for a group without any members."""
     if not state.members:
         return None
     return {
@@ -40,7 +41,6 @@ def changes_record(state: ChangeState) -> dict[str, Any] | None:
         "gives": state.gives,
         "given": _given_records(state.given),
         "targets": [_target_record(key, target) for key, target in sorted(state.targets.items())],
-        "deletes": [delete_record(each) for each in state.deletes.values()],
         "cuts": [_cut_record(version, memory) for version, memory in sorted(state.cuts.items())],
         "origins": [_origin_record(key, origin) for key, origin in sorted(state.origins.items())],
         "added": list(state.added),
@@ -50,7 +50,7 @@ def changes_record(state: ChangeState) -> dict[str, Any] | None:
 
 
 def changes_of(record: dict[str, Any]) -> ChangeState:
-    """The inverse of `changes_record`."""
+    """The inverse of `changes_record`, with the deletes."""
     given = {
         slot: Given(_key(each), each["era"], each["version"])
         for each in record["given"]
@@ -63,7 +63,7 @@ def changes_of(record: dict[str, Any]) -> ChangeState:
         gains=from_runs(record["gains"]),
         given=given,
         targets={_key(each): _target(each) for each in record["targets"]},
-        deletes={(each.rank, each.slots): each for each in map(delete_of, record["deletes"])},
+        deletes=KeptDeletes(map(delete_of, record["deletes"])),
         cuts={each["version"]: _cut(each) for each in record["cuts"]},
         origins={_key(each): _origin(each) for each in record["origins"]},
         added=tuple(record["added"]),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given, Holdings
+from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Origin
 from headrace.schemas.group_changes import (
     BEGINNING,
@@ -28,8 +29,6 @@ from headrace.schemas.group_changes import (
 from headrace.schemas.message_bodies import Delete, ProducerPosition
 from headrace.schemas.messages import Gap
 
-KEPT_DELETES_MAX = 10_000
-"""Deletes that a group remembers for late rows of slots that came or left; the oldest is forgotten first."""
 NEWEST_TABLE = 1 << 62
 """The table of records that name none: the newest one."""
 
@@ -113,7 +112,7 @@ class ChangeState:
     gives: bool = False
     given: dict[int, Given] = field(default_factory=dict)
     targets: dict[GroupKey, Target] = field(default_factory=dict)
-    deletes: dict[tuple[Rank, Slots], HandedDelete] = field(default_factory=dict)
+    deletes: KeptDeletes = field(default_factory=KeptDeletes)
     cuts: dict[int, CutMemory] = field(default_factory=dict)
     origins: dict[GroupKey, Origin] = field(default_factory=dict)
     added: tuple[str, ...] = ()
@@ -288,20 +287,7 @@ class ChangeState:
         for slot, given in self.given.items():
             by_era.setdefault(given.era, []).append(slot)
         for era, slots in sorted(by_era.items()):
-            self.keep_delete(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))
-
-    def keep_delete(self, handed: HandedDelete) -> None:
-        """Remember a delete for the slots that it concerns, also one that was known."""
-        name = handed.rank, handed.slots
-        self.deletes.pop(name, None)
-        self.deletes[name] = handed
-        if len(self.deletes) > KEPT_DELETES_MAX:
-            del self.deletes[next(iter(self.deletes))]
-
-    def deletes_of(self, slots: Iterable[int]) -> tuple[HandedDelete, ...]:
-        """The remembered deletes that concern some of the slots, the oldest first."""
-        concerned = frozenset(slots)
-        return tuple(each for each in self.deletes.values() if not concerned.isdisjoint(each.slots))
+            self.deletes.keep(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))
 
     def held(self, slots: Iterable[int]) -> Slots:
         """Those of the slots that are not another group's."""

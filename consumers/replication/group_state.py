@@ -11,6 +11,7 @@ from headrace.connectors.log.port import UNKNOWN_EPOCH
 from headrace.consumers.replication.change_records import changes_of, changes_record
 from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.consumers.replication.kept_deletes import state_codec
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import codec
 from headrace.schemas.group_changes import Barrier, MovedProducer
@@ -200,7 +201,7 @@ class GroupState:
         leaving = frozenset(slot for _, slots in targets for slot in slots if slot not in changes.given)
         # Also for these: what comes late reaches the next holder by two ways, and no row may come before a delete that
         # was decided before it. Then a delete that comes behind such a row is a repeat.
-        deletes = changes.deletes_of(slot for _, slots in targets for slot in slots)
+        deletes = changes.deletes.of(slot for _, slots in targets for slot in slots)
         if not leaving:
             return CutMemory(barrier.table_version, targets, b"", (), deletes)
         inherited = (section for origin in changes.origins.values() for section in origin.sections)
@@ -215,34 +216,35 @@ class GroupState:
         """The state as a single-object frame; equal states give equal bytes."""
         # Sorted: a set of bytes has another order in every process, and equal states must give equal bytes.
         leader = self.leader or Leadership(self.epoch, "", "")
-        return codec("state").encode(
-            {
-                "version": self.version,
-                "offset": self.offset,
-                "chain": self.chain,
-                "record_digest": self.record_digest,
-                "log_bytes": self.log_bytes,
-                "epoch": self.epoch,
-                "leader_node": leader.node,
-                "leader_incarnation": leader.incarnation,
-                "base_topic": self.base.topic_id,
-                "base_offset": self.base.offset,
-                "base_version": self.base.version,
-                "base_chain": self.base.chain,
-                "frontier": self.frontier,
-                "unsealed_rows": self.unsealed_rows,
-                "unsealed_bytes": self.unsealed_bytes,
-                "seal_rows": self.seal_rows,
-                "seal_bytes": self.seal_bytes,
-                "tables": [
-                    {"database": database, "table": table, "schema_version": version}
-                    for (database, table), version in sorted(self.tables.items())
-                ],
-                "producers": list(_producer_records(sorted(self.producers.items()))),
-                "loads": b"".join(self.loads),
-                "changes": changes_record(self.changes),
-            }
-        )
+        record = {
+            "version": self.version,
+            "offset": self.offset,
+            "chain": self.chain,
+            "record_digest": self.record_digest,
+            "log_bytes": self.log_bytes,
+            "epoch": self.epoch,
+            "leader_node": leader.node,
+            "leader_incarnation": leader.incarnation,
+            "base_topic": self.base.topic_id,
+            "base_offset": self.base.offset,
+            "base_version": self.base.version,
+            "base_chain": self.base.chain,
+            "frontier": self.frontier,
+            "unsealed_rows": self.unsealed_rows,
+            "unsealed_bytes": self.unsealed_bytes,
+            "seal_rows": self.seal_rows,
+            "seal_bytes": self.seal_bytes,
+            "tables": [
+                {"database": database, "table": table, "schema_version": version}
+                for (database, table), version in sorted(self.tables.items())
+            ],
+            "producers": list(_producer_records(sorted(self.producers.items()))),
+            "loads": b"".join(self.loads),
+            "changes": changes_record(self.changes),
+        }
+        if record["changes"] is None:
+            return codec("state").encode(record)
+        return state_codec().encode(record, self.changes.deletes.encoded())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> GroupState:

@@ -169,7 +169,7 @@ class Replica:
         version, back = self.state.version, frozenset(self.state.changes.held(slots))
         return [
             ApplyHandedDelete(version, each.rank, tuple(sorted(back.intersection(each.slots))), each.delete)
-            for each in self.state.changes.deletes_of(back)
+            for each in self.state.changes.deletes.of(back)
         ]
 
     def _seal_if_full(self, actions: list[Action]) -> list[Action]:
@@ -295,7 +295,7 @@ class Replica:
     def _delete_handed(self, handed: HandedDelete) -> list[Action]:
         """A delete that comes alone or with a takeover; slots of both may have moved on."""
         changes, version = self.state.changes, self.state.version
-        changes.keep_delete(handed)
+        changes.deletes.keep(handed)
         kept = changes.held(handed.slots)
         own = [ApplyHandedDelete(version, handed.rank, kept, handed.delete)] if kept else []
         return [*own, *self._divide(handed.slots, handed.rank)]

@@ -96,7 +96,7 @@ SLOTS = (
     Mutant(
         "deletes_stay_at_the_former_holder",
         STATE,
-        "            self.keep_delete(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))\n",
+        "            self.deletes.keep(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))\n",
         "            pass\n",
         TESTS,
     ),
@@ -131,7 +131,7 @@ SLOTS = (
     Mutant(
         "deletes_that_go_round_come_late",
         REPLICA,
-        "            for each in self.state.changes.deletes_of(back)\n",
+        "            for each in self.state.changes.deletes.of(back)\n",
         "            for each in ()\n",
         ("test_slot_stores.py",),
     ),

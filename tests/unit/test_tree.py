@@ -90,6 +90,7 @@ PURE_MODULES = (
     "consumers/replication/hand_over.py",
     "consumers/replication/hash_chain.py",
     "consumers/replication/holdings.py",
+    "consumers/replication/kept_deletes.py",
     "consumers/replication/producer_section.py",
     "consumers/replication/replica.py",
     "consumers/replication/row_slots.py",

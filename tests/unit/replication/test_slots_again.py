@@ -160,7 +160,7 @@ def test_a_delete_before_the_takeover_moves_on_with_the_slot(donor: SlotLog) -> 
     donor.hand_over(taker)
     taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
     taker.hand_over(third)
-    [kept] = third.replica.state.changes.deletes.values()
+    [kept] = third.replica.state.changes.deletes
     assert (Rank(2, 2), (3, 4), {"key": ("3a",)}) == (kept.rank, kept.slots, kept.delete.tags)
 
 
