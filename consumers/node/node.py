@@ -52,9 +52,9 @@ from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.node.sync_source import edge_store, snapshot_expiry
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.spill_directory import with_spill_directory
-from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.election import TAKE_BACK_MS

@@ -7,9 +7,9 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.ended_groups import EndedLogs, LogTopics
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.log_names import LogNames
 from headrace.consumers.query.remote_rows import RemoteRows
-from headrace.consumers.query.table_source import LocalSource
 
 
 def cluster_source(

@@ -21,6 +21,7 @@ from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.local_source import LocalSource, refusal_of
 from headrace.consumers.query.log_names import GROUP_NAMES, LogNames
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp, NotReady, QueryTimeout, SlotsMoved
@@ -29,7 +30,7 @@ from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
 from headrace.consumers.query.table_names import Tables
 from headrace.consumers.query.table_read import TableRead
-from headrace.consumers.query.table_source import LocalSource, ReadFence, Reading, refusal_of
+from headrace.consumers.query.table_source import ReadFence, Reading, TableExtent
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
@@ -220,13 +221,9 @@ class ClusterSource:
     ) -> Sequence[GroupScan]:
         """See TableSource. The groups of other nodes are fetched at once, while those here are scanned."""
         wanted = {tag: tuple(values) for tag, values in (tags or {}).items()}
-        plan = ScanPlan(
-            None if columns is None else tuple(columns),
-            start_ns,
-            end_ns,
-            wanted,
-            newest=None if newest is None else tuple(newest),
-        )
+        chosen = None if columns is None else tuple(columns)
+        newest = None if newest is None else tuple(newest)
+        plan = ScanPlan(chosen, start_ns, end_ns, wanted, newest=newest)
         scans = self._read(TableRead(self.schema(database, table), plan), reading)
         return [*scans.local, *scans.remote]
 
@@ -358,6 +355,10 @@ class ClusterSource:
             else:
                 found[key] = known
         return found
+
+    def extent(self, database: str, table: str) -> TableExtent | None:
+        """See TableSource: of any group, since all have rows of all times."""
+        return self._local.extent(database, table)
 
     def wait_for(self, reading: Reading) -> bool:
         """See TableSource."""

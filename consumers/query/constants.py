@@ -6,7 +6,7 @@ Moments without a zone are UTC in all of Headrace. What is not known here is Non
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlglot import exp
 
@@ -65,6 +65,12 @@ def moment_us(expression: exp.Expression) -> int | None:
         value = whole_number(expression.expressions[0]) if len(expression.expressions) == 1 else None
         return None if value is None else value // 1_000
     return None
+
+
+def moment_sql(time_ns: int) -> str:
+    """SQL of the last microsecond that is not behind a time, in a way that `moment_us` knows."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_ns // 1_000)
+    return f"CAST('{moment:%Y-%m-%d %H:%M:%S.%f}' AS TIMESTAMP)"
 
 
 def whole_hours(expression: exp.Expression) -> bool:

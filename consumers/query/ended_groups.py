@@ -14,10 +14,11 @@ from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.query.hand_overs import HandOvers
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
-from headrace.consumers.query.table_source import LocalSource, ReadTimer
+from headrace.consumers.query.table_source import ReadTimer
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.group_changes import BEGINNING, GroupKey

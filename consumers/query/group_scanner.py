@@ -16,10 +16,10 @@ from typing import Protocol
 
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.running_scan import RunningScan
 from headrace.consumers.query.scan_request import RemoteScanRequest
-from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.tables import TableSchema

@@ -148,4 +148,4 @@ def _newest(group: Group, wanted: Conditions, needed: Sequence[str]) -> NewestSc
     # An aggregate ignores nulls: an older row of the series may have a value.
     if rows is None or any(name not in rows.column_names or rows.column(name).null_count for name in needed):
         return None
-    return NewestScan(group.name, group.store.segments_of(wanted.database, wanted.table), rows)
+    return NewestScan(group.name, len(group.store.segments_of(wanted.database, wanted.table)), rows)

@@ -185,7 +185,7 @@ def _narrow_time(
     evaluate: Evaluate,
     into: Narrowing,
 ) -> None:
-    measure = _measure(side, belongs, evaluate)
+    measure = time_measure(side, belongs, evaluate)
     if measure is None or not _is_constant(other):
         return
     unit_ns, width_ns = measure
@@ -205,10 +205,10 @@ def _narrow_time(
         into.before_ns(value * unit_ns + slack_ns + 1)
 
 
-def _measure(side: exp.Expression, belongs: Belongs, evaluate: Evaluate) -> tuple[int, int] | None:
+def time_measure(side: exp.Expression, belongs: Belongs, evaluate: Evaluate) -> tuple[int, int] | None:
     """How `side` measures the time column: (ns per unit, 0 for a timestamp; width of its rounding in ns)."""
     if isinstance(side, exp.Paren):
-        return _measure(side.this, belongs, evaluate)
+        return time_measure(side.this, belongs, evaluate)
     if _is_time(side, belongs):
         return 0, 0
     if isinstance(side, exp.Cast) and _is_time(side.this, belongs):

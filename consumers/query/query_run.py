@@ -10,22 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from headrace.consumers.query.attempt import Attempt
 from headrace.consumers.query.query_errors import (
+    FunctionRefused,
     NotCaughtUp,
+    NotReadOnly,
     NotReady,
     QueryError,
+    QueryInvalid,
     QueryMemory,
     QueryTimeout,
     SlotNotHeld,
+    UnknownTable,
 )
 from headrace.consumers.query.query_host import QueryHost, QueryWanted
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer
+from headrace.consumers.query.session import Session
 from headrace.consumers.query.table_source import ReadFence
+from headrace.consumers.query.top_ranges import HeldOutput, HeldTooLarge, TopRange, ranges_of
+from headrace.consumers.query.top_rows import may_want_top
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
+from headrace.consumers.store import StoreError
 
 SMALL_MB = 32
 """What a query has at first: enough for scans, aggregates of few groups, and sorts of few rows."""
@@ -83,25 +92,60 @@ class QueryRun:
         while True:
             fence = self._fence(turn)
             try:
-                with ExitStack() as resources:
-                    self._attempt = Attempt(
-                        self._host,
-                        self._id,
-                        self._wanted,
-                        self._timer,
-                        self.output,
-                        turn,
-                        self._memory_mb,
-                        resources,
-                        spilling=self._spilling,
-                        outgrown=self._memory_mb > self._sizes_mb[0],
-                    )
-                    self._attempt.run(fence, self._now_us, has_much=self._has_much)
-                    return
+                if not self._ran_on_range(fence, turn):
+                    self._try(self._wanted, self.output, fence, turn)
+                return
             except (SlotNotHeld, QueryMemory) as error:
                 # Nothing of it was shown to anybody.
                 if self.output.begun or not self._may_again(error, fence, turn):
                     raise
+
+    def _try(self, wanted: QueryWanted, output: QueryOutput, fence: ReadFence, turn: Turn) -> None:
+        """Run a statement once, to its last row."""
+        with ExitStack() as resources:
+            self._attempt = Attempt(
+                self._host,
+                self._id,
+                wanted,
+                self._timer,
+                output,
+                turn,
+                self._memory_mb,
+                resources,
+                spilling=self._spilling,
+                outgrown=self._memory_mb > self._sizes_mb[0],
+            )
+            self._attempt.run(fence, self._now_us, has_much=self._has_much)
+
+    def _ran_on_range(self, fence: ReadFence, turn: Turn) -> bool:
+        """Whether a range of time had all rows that a statement wants, see `top_rows`. Nothing is shown if not."""
+        for each in self._ranges(fence):
+            held = HeldOutput(self.output)
+            try:
+                self._try(replace(self._wanted, sql=each.sql), held, fence, turn)
+            except (HeldTooLarge, QueryInvalid):
+                # What is wrong with a statement is told of the text that the user wrote.
+                return False
+            if held.rows >= each.enough:
+                if each.analyzed:
+                    self._try(replace(self._wanted, sql=each.analyzed), self.output, fence, turn)
+                else:
+                    held.show()
+                return True
+        return False
+
+    def _ranges(self, fence: ReadFence) -> list[TopRange]:
+        if not may_want_top(self._wanted.sql):
+            return []
+        host = self._host
+        with ExitStack() as resources:
+            session = Session(
+                host.database, resources, fence, self._timer, self._memory_mb, self._now_us, host.on_unreadable
+            )
+            try:
+                return ranges_of(host, session, self._wanted)
+            except (QueryInvalid, NotReadOnly, FunctionRefused, UnknownTable, StoreError):
+                return []
 
     def _fence(self, turn: Turn) -> ReadFence:
         # Before anything is read: an answer must contain all that was confirmed until now.

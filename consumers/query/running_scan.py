@@ -18,13 +18,14 @@ from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryCancelled, QueryError
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.scan_statement import ScanStatement
-from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.query.table_source import Reading
 from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn

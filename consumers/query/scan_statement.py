@@ -16,6 +16,7 @@ from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup_of
 from headrace.consumers.query.scan_figures import ScanFigures
@@ -23,7 +24,7 @@ from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid
 from headrace.consumers.query.scan_stream import SchemaAhead
 from headrace.consumers.query.session import Session, file_values, qualified
 from headrace.consumers.query.table_names import fold
-from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.query.table_source import Reading
 from headrace.consumers.query.views import quoted
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError

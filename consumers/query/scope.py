@@ -71,13 +71,16 @@ class Scope:
 
     def belongs(self, column: exp.Column) -> str | None:
         """The catalogue's spelling of the column, None when it is or may be one of another table."""
+        name = self.names(column)
+        return name if column.table or not self._shadowed(column.name.lower()) else None
+
+    def names(self, column: exp.Column) -> str | None:
+        """The same where a column comes before an item of the select list that has its name: within these items."""
         name = self.spelled.get(column.name.lower())
         if name is None or column.args.get("catalog"):
             return None
-        if column.table:
-            return name if self._qualified(column) else None
-        alone = len(sources_of(self.select)) == 1
-        return name if alone and not self._shadowed(column.name.lower()) else None
+        known = self._qualified(column) if column.table else len(sources_of(self.select)) == 1
+        return name if known else None
 
     def _qualified(self, column: exp.Column) -> bool:
         exposed = self.table.alias_or_name.lower()

@@ -11,10 +11,11 @@ from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.fragments import Fragment
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import Positions
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.scope import column_names
-from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.query.table_source import Reading
 from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.tables import TableSchema

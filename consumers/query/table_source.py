@@ -1,41 +1,24 @@
-"""What queries read: tables that can be scanned, and those of the groups of this node as one source.
+"""What queries read: tables that can be scanned.
 
-`cluster_source.py` is a TableSource of all groups: those that are in sync here, and the others over HTTP.
+`local_source.py` is a TableSource of the groups of this node, and `cluster_source.py` of all groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
-from headrace.consumers.query.group_scans import Conditions, GroupScan, open_scan
-from headrace.consumers.query.hand_overs import Positions
-from headrace.consumers.query.local_fence import LocalFence, ServingState
-from headrace.consumers.query.query_errors import NotReady, SlotNotHeld, SlotsMoved
-from headrace.consumers.query.stale_reads import StaleFence
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.table_names import TableKey
-from headrace.consumers.query.touched_slots import touched
-from headrace.consumers.replication.group import Group
-from headrace.consumers.replication.group_health import State
-from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.scheduling.driver import BlockedOn
-from headrace.consumers.store import StoreRetired, TableUnknown
-from headrace.consumers.store.rollup_columns import RollupRequest
-from headrace.schemas.group_changes import BEGINNING, GroupKey
-from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
-from headrace.schemas.tables import Catalogue, TableSchema
+from headrace.schemas.tables import TableSchema
 
 if TYPE_CHECKING:
     from headrace.consumers.query.fragments import FragmentSource
-
-ROLLUP_TABLE_ROWS_MIN = 200_000  # Sealed rows of a statement: fewer are read sooner than it is divided.
-SLOTS_SHOWN = 5
-"""Slots that an error names."""
 
 
 class ReadFence(Protocol):
@@ -122,6 +105,16 @@ class Reading:
         return left_s if self.patience is None else min(left_s, self.patience.left_s())
 
 
+@dataclass(frozen=True, slots=True)
+class TableExtent:
+    """Which rows of a table are sealed here, roughly: their times in ns, both ends included, and their number."""
+
+    oldest_ns: int
+    newest_ns: int
+    rows: int
+    slice_ns: int
+
+
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
 
@@ -166,6 +159,10 @@ class TableSource(Protocol):
         """Where fragments run; None when all rows are here, none is wanted `always`, and no `hourly` table is large."""
         ...
 
+    def extent(self, database: str, table: str) -> TableExtent | None:
+        """What is sealed of a table in groups that are here; None where nothing is. For estimates only."""
+        ...
+
     def wait_for(self, reading: Reading) -> bool:
         """Wait until the groups of this process have applied their logs up to `reading.after`; False when its time
         is over. Other groups are waited for by their scans.
@@ -185,216 +182,3 @@ class TableSource(Protocol):
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """Whether a query that SlotNotHeld ended may be planned again with a new fence; waits for a reason to."""
         ...
-
-
-class PulledSlots(Protocol):
-    """Which data of slots that groups here have gained is still on its way; implemented by the puller of files."""
-
-    def pulling(self, group: str) -> frozenset[int]:
-        """The slots of a group here whose data has not all arrived; empty when no change runs.
-
-        It has a gained slot from the moment on at which the group is settled at the table that gives it the slot.
-        """
-        ...
-
-    def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
-        """Whether the data of these slots arrives in time; they come first meanwhile."""
-        ...
-
-
-class NothingPulled:
-    """The PulledSlots of a node that takes no data from others."""
-
-    def pulling(self, group: str) -> frozenset[int]:
-        """See PulledSlots."""
-        del group
-        return frozenset()
-
-    def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
-        """See PulledSlots."""
-        del group, slots, timeout_s
-        return True
-
-
-class LocalSource:
-    """The tables of this node: the stores of its groups as one TableSource. It has the rows of those groups only."""
-
-    def __init__(self, groups: Mapping[str, Group], catalogue: Catalogue, state: ServingState) -> None:
-        """`groups` by forward topic; a group that recovers is replaced there."""
-        self.pulled: PulledSlots = NothingPulled()
-        self.groups = groups
-        self.state = state
-        self._catalogue = catalogue
-
-    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
-        """See TableSource."""
-        del timeout_s
-        try:
-            return LocalFence(self.groups, self.state)
-        except NotReady:
-            if not stale_s:
-                raise
-        return self.stale_fence(stale_s)
-
-    def stale_fence(self, stale_s: float) -> ReadFence:
-        """The fence of an answer that is at most `stale_s` old. Raises NotReady."""
-        reasons = [refusal_of(self.state, topic) for topic in list(self.groups)]
-        return StaleFence(
-            self.groups, self.state, stale_s, [*self.state.refusals()] or [reason for reason in reasons if reason]
-        )
-
-    def tables(self) -> Sequence[tuple[str, str]]:
-        """See TableSource: every table of the schema log, also one without rows, unless it was dropped."""
-        return [key for key in sorted(self._catalogue.tables) if not self._is_gone(*key)]
-
-    def has_rollups(self, tables: Collection[TableKey]) -> bool:
-        """Whether rollups in the place of files may save more than it costs to divide a statement for them."""
-        stores = [group.store for group in list(self.groups.values()) if group.store.rollups.enabled] if tables else []
-        rows = sum(each.rows for store in stores for each in store.segments() if (each.database, each.table) in tables)
-        return bool(stores) and rows >= ROLLUP_TABLE_ROWS_MIN
-
-    def known_tables(self) -> Sequence[tuple[str, str]]:
-        """Every table of the schema log, dropped ones among them."""
-        return sorted(self._catalogue.tables)
-
-    def _is_gone(self, database: str, table: str) -> bool:
-        """Whether a table was dropped and nobody has written to it since.
-
-        By its rows and not by the table log alone: a writer that was connected all the time adds no record there.
-        """
-        if not self._catalogue.is_dropped(database, table):
-            return False
-        return all(group.store.is_empty(database, table) for group in list(self.groups.values()))
-
-    def schema(self, database: str, table: str) -> TableSchema:
-        """See TableSource."""
-        return self._catalogue.newest(database, table)
-
-    def scan(
-        self,
-        database: str,
-        table: str,
-        *,
-        columns: Sequence[str] | None,
-        start_ns: int | None,
-        end_ns: int | None,
-        tags: Mapping[str, Sequence[str]] | None,
-        newest: Sequence[str] | None = None,
-        rollup: RollupRequest | None = None,
-        reading: Reading,
-    ) -> Sequence[GroupScan]:
-        """See TableSource. With `rollup` scans may have rollups in the place of files.
-
-        Raises NotReady while the data of slots that it may read has not arrived.
-        """
-        scans: list[GroupScan] = []
-        fence, wanted = reading.fence, Conditions(database, table, columns, start_ns, end_ns, tags, newest, rollup)
-        with ExitStack() as opened:
-            for group in self._groups_of(fence):
-                self._await_data(group, database, start_ns, end_ns, reading)
-                # Rows are routed by series, so a group that got no series of a table does not know it.
-                try:
-                    scan = open_scan(group, wanted)
-                except TableUnknown:
-                    continue
-                except StoreRetired as error:
-                    raise SlotNotHeld.left(group.name) from error
-                scans.append(opened.enter_context(scan))
-                # Behind it: what was opened has the rows of this moment, or of one before it.
-                self._check_table(group, fence)
-            # From here the caller closes them; an error before this line closes those that are open.
-            opened.pop_all()
-        return scans
-
-    def fragments(
-        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
-    ) -> FragmentSource | None:
-        """See TableSource: all rows are here."""
-        del fence, always, hourly
-        return None
-
-    def wait_for(self, reading: Reading) -> bool:
-        """See TableSource."""
-        return self.wait(reading.fence, reading.after, reading.timer.left_s)
-
-    def wait(self, fence: ReadFence, after: Mapping[str, int], timeout_s: float) -> bool:
-        """Whether the groups of a fence reach its slot table, and their offsets, in time.
-
-        Raises SlotNotHeld for one that leaves, or has a newer table.
-        """
-        deadline, version = Deadline(timeout_s), fence.table_version if isinstance(fence, LocalFence) else 0
-        for group in self._groups_of(fence):
-
-            def reached(group: Group = group) -> bool:
-                applied = group.applied
-                return applied.offset >= after.get(group.key, -1) and (
-                    not version or applied.changes.settled_version >= version
-                )
-
-            if not group.wait_for(reached, deadline.left_s()):
-                if group.health.holds(State.LEAVING):
-                    raise SlotNotHeld.left(group.name)
-                return False
-            self._check_table(group, fence)
-        return True
-
-    def wait_accepted(self, fence: ReadFence, wanted: Mapping[str, Positions], timeout_s: float) -> bool:
-        """Whether the groups of a fence accept in time what others hand over to them, by group and origin."""
-        deadline = Deadline(timeout_s)
-        waiting = ((group, wanted[group.key]) for group in self._groups_of(fence) if wanted.get(group.key))
-        return all(group.wait_for(partial(_has_accepted, group, each), deadline.left_s()) for group, each in waiting)
-
-    def _check_table(self, group: Group, fence: ReadFence) -> None:
-        version = fence.table_version if isinstance(fence, LocalFence) else 0
-        proven = group.decided.proven_version
-        if version and proven > version:
-            raise SlotsMoved.to(group.name, proven, version)
-
-    def _await_data(
-        self, group: Group, database: str, start_ns: int | None, end_ns: int | None, reading: Reading
-    ) -> None:
-        """Wait for the data of slots that a scan may read; for them only, and before that of others."""
-        slots, schema = self.pulled.pulling(group.name), self._catalogue.databases.get(database)
-        if not slots or schema is None:
-            return
-        wanted = touched(slots, group.applied.changes.slots_total, schema, start_ns, end_ns)
-        if not wanted:
-            return
-        with reading.waits.outside(BlockedOn.FILE):
-            has_arrived = self.pulled.wait_until_pulled(group.name, wanted, reading.left_s)
-        if not has_arrived:
-            shown = ", ".join(map(str, sorted(wanted)[:SLOTS_SHOWN]))
-            more = f" and {len(wanted) - SLOTS_SHOWN} more" if len(wanted) > SLOTS_SHOWN else ""
-            raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])
-
-    def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
-        """See TableSource."""
-        pairs = ((parse_group(name), offset) for name, offset in after.items())
-        return {group_name(GroupKey(header, birth or FIRST_BIRTH)): offset for (header, birth), offset in pairs}
-
-    def beyond(self, reading: Reading) -> Mapping[str, int]:
-        """See TableSource. Every group is here."""
-        del reading
-        return {}
-
-    def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
-        """See TableSource."""
-        del fence, timeout_s
-        return False
-
-    def _groups_of(self, fence: ReadFence) -> Sequence[Group]:
-        """The groups that a fence is of: never others, whose data nobody would check at the end."""
-        return fence.groups if isinstance(fence, LocalFence) else list(self.groups.values())
-
-
-def _has_accepted(group: Group, wanted: Positions) -> bool:
-    accepted = group.applied.changes.accepted
-    return all(accepted.get(origin, BEGINNING) >= position for origin, position in wanted.items())
-
-
-def refusal_of(state: ServingState, topic: str) -> str:
-    """Why a group does not serve while the node itself may, also one that went a moment ago."""
-    try:
-        return state.refusal(topic)
-    except GroupNotHere as error:
-        return error.message

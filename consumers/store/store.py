@@ -299,9 +299,9 @@ class Store(SlotMoves):
         """The files of the catalogue that are here, in order of name."""
         return self._components.view.entries()
 
-    def segments_of(self, database: str, table: str) -> int:
-        """How many files a table has here."""
-        return len(self._components.view.table(database, table).entries)
+    def segments_of(self, database: str, table: str) -> Sequence[SegmentEntry]:
+        """The files of a table that are here, in no order. Raises TableUnknown."""
+        return self._components.view.table(database, table).entries
 
     @property
     def rollups(self) -> RollupFiles:

@@ -15,7 +15,7 @@ from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
-from headrace.consumers.query.table_source import LocalFence
+from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.recovery import gap_search
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.replication import election, leader_tasks, replica

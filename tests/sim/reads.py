@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
-from headrace.consumers.query.table_source import LocalFence
 from tests.sim.stubs import GROUP
 
 if TYPE_CHECKING:

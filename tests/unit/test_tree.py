@@ -76,6 +76,7 @@ PURE_MODULES = (
     "consumers/query/sql_nodes.py",
     "consumers/query/table_names.py",
     "consumers/query/templates.py",
+    "consumers/query/top_rows.py",
     "consumers/query/touched_slots.py",
     "consumers/recovery/plan.py",
     "consumers/replication/actions.py",

@@ -21,11 +21,12 @@ import pyarrow as pa
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.scan_request import RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanEncoder, read_scan
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_source import LocalSource, ReadTimer
+from headrace.consumers.query.table_source import ReadTimer
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_health import GroupHealth

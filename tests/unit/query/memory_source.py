@@ -17,8 +17,10 @@ from headrace.consumers.query.fragments import FragmentSource
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.table_names import TableKey
-from headrace.consumers.query.table_source import ReadFence, Reading
+from headrace.consumers.query.table_source import ReadFence, Reading, TableExtent
 from headrace.schemas.tables import FieldType, TableSchema
+
+DAY_NS = 86_400_000_000_000
 
 
 @dataclass
@@ -124,6 +126,14 @@ class MemorySource:
         scans[0].files, scans[0].file_rows = files, file_rows
         self.opened += scans
         return scans
+
+    def extent(self, database: str, table: str) -> TableExtent | None:
+        """Of the segments, in slices of a day."""
+        times = [rows["time"] for _, rows in self.segments.get((database, table), [])]
+        if not times:
+            return None
+        bounds = pc.min_max(pa.chunked_array([chunk for time in times for chunk in time.chunks])).as_py()
+        return TableExtent(bounds["min"], bounds["max"], sum(map(len, times)), DAY_NS)
 
     def fragments(
         self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()

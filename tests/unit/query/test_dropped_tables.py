@@ -12,7 +12,7 @@ import pytest
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.query.table_source import LocalSource
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.store import Store
 from headrace.schemas.records import decode_schema_change, encode_schema_change, format_of_change
 from headrace.schemas.tables import Catalogue, DatabaseChange, FieldType, TableChange, TableDrop

@@ -20,6 +20,7 @@ from headrace.connectors.clock import Moment, SystemClock
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.cluster_source import ClusterFence, ClusterSource
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import (
     GroupUnavailable,
     NotReady,
@@ -33,7 +34,7 @@ from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.remote_rows import RemoteRows, fetch_rows
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder
-from headrace.consumers.query.table_source import LocalSource, Reading, ReadTimer
+from headrace.consumers.query.table_source import Reading, ReadTimer
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.serve.server import Server

@@ -14,7 +14,7 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from headrace.consumers.query import table_source
+from headrace.consumers.query import local_source
 from headrace.consumers.query.partial_plan import divide
 from headrace.consumers.query.rollup_plan import plan_rollup
 from headrace.consumers.query.views import live_table, view_query
@@ -52,7 +52,7 @@ def clusters(directory: Path, nodes: int) -> Iterator[tuple[Written, Written]]:
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollups are used for tables of any size."""
-    monkeypatch.setattr(table_source, "ROLLUP_TABLE_ROWS_MIN", 0)
+    monkeypatch.setattr(local_source, "ROLLUP_TABLE_ROWS_MIN", 0)
 
 
 def drivers(written: Written, node: str, sql: str) -> list[dict[str, Any]]:

@@ -26,12 +26,13 @@ from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.hand_overs import HandOvers, missing
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp, NotReady, QueryTimeout, SlotsMoved
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid
 from headrace.consumers.query.scan_stream import HAND_OVERS
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_source import LocalSource, Reading, ReadTimer
+from headrace.consumers.query.table_source import Reading, ReadTimer
 from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.change_state import HandOver, Transfer

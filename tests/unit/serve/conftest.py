@@ -17,8 +17,8 @@ from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.node.node_writer import NodeWriter
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.server import Server
