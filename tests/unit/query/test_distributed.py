@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from headrace.consumers.query import top_rows
 from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryInvalid
 from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid
@@ -105,6 +106,31 @@ def test_every_node_answers_as_one_duckdb(written: Written, seed: int) -> None:
         query = random_query(chance)
         node = chance.choice(written.cluster.ring.headers)
         written.check(node, query.sql.replace("{table}", TABLE), query.ordered)
+
+
+@pytest.mark.parametrize(
+    ("sql", "ordered"),
+    [
+        ("SELECT * FROM tsbs.cpu ORDER BY time DESC LIMIT 5", True),
+        ("SELECT host, time, x FROM tsbs.cpu WHERE b ORDER BY time LIMIT 3 OFFSET 2", True),
+        (
+            "SELECT time_bucket(INTERVAL '1 minute', time) AS m, count(*), max(x) FROM tsbs.cpu GROUP BY m ORDER BY m DESC LIMIT 4",
+            True,
+        ),
+        ("SELECT date_trunc('minute', time) AS m, median(x) FROM tsbs.cpu GROUP BY 1 ORDER BY 1 LIMIT 4", True),
+        ("SELECT host, time FROM tsbs.cpu WHERE x > 90 ORDER BY time DESC LIMIT 9", True),
+    ],
+)
+def test_first_rows_by_time_are_those_of_all(
+    written: Written, monkeypatch: pytest.MonkeyPatch, sql: str, ordered: bool
+) -> None:
+    """Other nodes are asked for a range of time first, and the answer is that over all rows."""
+    monkeypatch.setattr(top_rows, "TABLE_ROWS_MIN", 0)
+    for node in written.cluster.ring.headers:
+        written.cluster.exchanged.clear()
+        written.check(node, sql, ordered)
+        first = written.cluster.exchanged[0][0]
+        assert (first.start_ns, first.end_ns) != (None, None)
 
 
 def answers(written: Written, node: str, sql: str) -> list[tuple[RemoteScanRequest, pa.Table]]:
