@@ -77,6 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     worker_input: dict[str, Any] | None = getattr(config, "workerinput", None)
     config.stash[SHARED] = Path(worker_input["shared"] if worker_input else tempfile.mkdtemp(prefix="headrace-tests-"))
+    if not worker_input:
+        # What a process that was killed leaves behind goes with the shared directory.
+        scratch = config.stash[SHARED] / "tmp"
+        scratch.mkdir()
+        os.environ["TMPDIR"] = str(scratch)
 
 
 def pytest_collection_finish() -> None:

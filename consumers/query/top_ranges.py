@@ -17,7 +17,7 @@ from headrace.consumers.query.table_names import resolve
 from headrace.consumers.query.table_source import ReadFence
 from headrace.consumers.query.top_rows import bounds_ns, top_rows
 
-HELD_BYTES_MAX = 64_000_000
+HELD_BYTES_MAX = 8_000_000
 """Rows of one range that are kept: a statement that wants more bytes shows them as they come."""
 
 

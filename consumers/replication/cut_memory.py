@@ -6,7 +6,7 @@ Every leader of the donor divides it into the same parts, whenever it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from headrace.schemas.group_changes import GroupKey, HandedDelete, MovedProducer, Slots, Takeover
@@ -26,9 +26,18 @@ class CutMemory:
     loads: bytes
     sections: tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]
     deletes: tuple[HandedDelete, ...] = ()
+    _divided: dict[tuple[GroupKey, int], tuple[Takeover, ...]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
-    def takeovers(self, key: GroupKey, slots_total: int) -> list[Takeover]:
+    def takeovers(self, key: GroupKey, slots_total: int) -> tuple[Takeover, ...]:
         """The parts of the takeover of one target, in order: a function of the state at the cut."""
+        # Each part is sent by itself, and to divide thousands of deletes takes a part of a second.
+        if (key, slots_total) not in self._divided:
+            self._divided[key, slots_total] = tuple(self._takeovers(key, slots_total))
+        return self._divided[key, slots_total]
+
+    def _takeovers(self, key: GroupKey, slots_total: int) -> list[Takeover]:
         slots = dict(self.targets)[key]
         head = (self.table_version, slots_total)
         found = [Takeover(*head, slots, (), self.loads)]
