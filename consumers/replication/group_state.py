@@ -12,6 +12,7 @@ from headrace.consumers.replication.change_records import changes_of, changes_re
 from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.kept_deletes import state_codec
+from headrace.consumers.replication.producer_section import sections_of_cut
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import codec
 from headrace.schemas.group_changes import Barrier, MovedProducer
@@ -204,10 +205,10 @@ class GroupState:
         deletes = changes.deletes.of(slot for _, slots in targets for slot in slots)
         if not leaving:
             return CutMemory(barrier.table_version, targets, b"", (), deletes)
-        inherited = (section for origin in changes.origins.values() for section in origin.sections)
-        sections = [(leaving, self.moved_producers()), *((leaving & each.slots, each.moved()) for each in inherited)]
-        kept = tuple((tuple(sorted(slots)), producers) for slots, producers in sections if slots and producers)
-        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept, deletes)
+        # In an order of their own: that in which they came is lost with a restart, and each leader must make the same parts.
+        inherited = [section for _, origin in sorted(changes.origins.items()) for section in origin.sections]
+        sections = sections_of_cut(leaving, self.moved_producers(), inherited)
+        return CutMemory(barrier.table_version, targets, b"".join(self.loads), sections, deletes)
 
     def _producers_by_age(self) -> list[tuple[str, ProducerState]]:
         return sorted(self.producers.items(), key=lambda item: (item[1].version, item[0]))

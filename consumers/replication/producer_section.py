@@ -6,10 +6,10 @@ holder. They are recognised for rows of these slots only: for others the new hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.schemas.group_changes import BEGINNING, HandOverPosition, MovedProducer
+from headrace.schemas.group_changes import BEGINNING, HandOverPosition, MovedProducer, Slots
 from headrace.schemas.message_bodies import ProducerPosition
 
 SECTION_PRODUCERS_MAX = 30_000
@@ -83,3 +83,33 @@ class Origin:
         for each in self.sections:
             if not each.slots.isdisjoint(slots):
                 each.note(position.producer, position.batch, [(position.sequence, digest)])
+
+
+def sections_of_cut(
+    leaving: frozenset[int], own: tuple[MovedProducer, ...], inherited: Sequence[Section]
+) -> tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]:
+    """What is known of the producers of slots that leave: that of this group, and what earlier holders knew beyond it.
+
+    Each slot is in one section of what is inherited. If every section were passed on as it came, slots that leave and
+    come back with each change would have three times as many sections each time.
+    """
+    newest = {each.producer: each for each in own}
+    known = [tuple(each for each in section.moved() if _is_beyond(each, newest)) for section in inherited]
+    by_sections: dict[tuple[int, ...], list[int]] = {}
+    for slot in sorted(leaving):
+        places = tuple(place for place, each in enumerate(inherited) if known[place] and slot in each.slots)
+        by_sections.setdefault(places, []).append(slot)
+    by_producers: dict[tuple[MovedProducer, ...], list[int]] = {}
+    for places, slots in by_sections.items():
+        merged = Section(frozenset(slots))
+        for place in places:
+            merged.add(known[place])
+        by_producers.setdefault(merged.moved(), []).extend(slots)
+    found = [(sorted(leaving), own), *((sorted(slots), producers) for producers, slots in by_producers.items())]
+    return tuple((tuple(slots), producers) for slots, producers in found if producers)
+
+
+def _is_beyond(known: MovedProducer, newest: Mapping[str, MovedProducer]) -> bool:
+    """Whether what an earlier holder knew of a producer says more than this group knows."""
+    own = newest.get(known.producer)
+    return own is None or known.batch > own.batch or (known.batch == own.batch and not set(known.seen) <= set(own.seen))

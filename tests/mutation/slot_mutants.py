@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 TESTS = ("test_group_changes.py", "test_slot_model.py")
 AGAIN = ("test_slots_again.py",)
+CUT = ("test_cut_memory.py",)
 REPLICA, STATE, SECTION = "replication/replica.py", "replication/change_state.py", "replication/producer_section.py"
 
 SLOTS = (
@@ -113,6 +114,27 @@ SLOTS = (
         '            return CutMemory(barrier.table_version, targets, b"", (), deletes)\n',
         '            return CutMemory(barrier.table_version, targets, b"", ())\n',
         AGAIN,
+    ),
+    Mutant(
+        "sections_in_the_order_in_which_they_came",
+        "replication/group_state.py",
+        "[section for _, origin in sorted(changes.origins.items()) for section",
+        "[section for origin in changes.origins.values() for section",
+        CUT,
+    ),
+    Mutant(
+        "messages_of_an_equal_batch_forgotten",
+        SECTION,
+        "known.batch > own.batch or (known.batch == own.batch and not set(known.seen) <= set(own.seen))",
+        "known.batch > own.batch",
+        CUT,
+    ),
+    Mutant(
+        "sections_multiply_with_each_change",
+        SECTION,
+        "        places = tuple(place for place, each in enumerate(inherited) if known[place] and slot in each.slots)\n",
+        "        places = (slot,)\n",
+        CUT,
     ),
     Mutant(
         "deletes_of_a_takeover_stay_here",
