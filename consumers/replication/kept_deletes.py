@@ -6,14 +6,15 @@ A group may keep thousands of them, and its state is encoded at each seal. So ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from headrace.schemas.group_changes import HandedDelete, Rank, Slots, delete_record
+from headrace.schemas.group_changes import HandedDelete, Rank, delete_record
 from headrace.schemas.spliced_codec import SplicedCodec
 
 KEPT_DELETES_MAX = 10_000
 """Deletes that a group remembers for late rows of slots that came or left; the oldest is forgotten first."""
+_Name = tuple[Rank, str, str, tuple[tuple[str, tuple[str, ...]], ...], int | None, int | None]
 
 
 @cache
@@ -25,6 +26,7 @@ def state_codec() -> SplicedCodec:
 @dataclass(slots=True)
 class _Kept:
     handed: HandedDelete
+    slots: frozenset[int]
     encoded: bytes = b""
 
 
@@ -32,7 +34,7 @@ class KeptDeletes:
     """The deletes in the order in which they came, the newest `KEPT_DELETES_MAX` of them. Equal by what it keeps."""
 
     def __init__(self, deletes: Iterable[HandedDelete] = ()) -> None:
-        self._by_name: dict[tuple[Rank, Slots], _Kept] = {}
+        self._by_name: dict[_Name, _Kept] = {}
         for each in deletes:
             self.keep(each)
 
@@ -48,17 +50,22 @@ class KeptDeletes:
         return f"KeptDeletes({list(self)})"
 
     def keep(self, handed: HandedDelete) -> None:
-        """Remember a delete for the slots that it concerns, also one that was known."""
-        name = handed.rank, handed.slots
-        self._by_name.pop(name, None)
-        self._by_name[name] = _Kept(handed)
+        """Remember a delete for the slots that it concerns, beside those for which it is known."""
+        name = _name(handed)
+        known = self._by_name.pop(name, None)
+        # Each former holder of some of the slots passes it on: as many deletes as ways would come back with them.
+        if known is not None and known.slots.issuperset(handed.slots):
+            self._by_name[name] = known
+        else:
+            slots = known.slots.union(handed.slots) if known is not None else frozenset(handed.slots)
+            self._by_name[name] = _Kept(replace(handed, slots=tuple(sorted(slots))), slots)
         if len(self._by_name) > KEPT_DELETES_MAX:
             del self._by_name[next(iter(self._by_name))]
 
     def of(self, slots: Iterable[int]) -> tuple[HandedDelete, ...]:
         """Those that concern some of the slots, the oldest first."""
         concerned = frozenset(slots)
-        return tuple(each for each in self if not concerned.isdisjoint(each.slots))
+        return tuple(each.handed for each in self._by_name.values() if not concerned.isdisjoint(each.slots))
 
     def encoded(self) -> list[bytes]:
         """Each of them as the state has it."""
@@ -68,3 +75,10 @@ class KeptDeletes:
                 each.encoded = state_codec().item(delete_record(each.handed))
             found.append(each.encoded)
         return found
+
+
+def _name(handed: HandedDelete) -> _Name:
+    # By its content too: records of two logs may have one rank, and then they concern other slots.
+    delete = handed.delete
+    tags = tuple((tag, tuple(values)) for tag, values in sorted(delete.tags.items()))
+    return handed.rank, delete.database, delete.table, tags, delete.start_ns, delete.end_ns

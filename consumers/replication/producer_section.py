@@ -14,8 +14,8 @@ from headrace.schemas.message_bodies import ProducerPosition
 
 SECTION_PRODUCERS_MAX = 30_000
 """Producers that are remembered for the slots of one takeover; the one with the oldest last record is forgotten."""
-SECTIONS_MAX = 256
-"""Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
+SECTIONS_MAX = 1_024
+"""Sections of one origin that are remembered; the oldest is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -90,8 +90,9 @@ def sections_of_cut(
 ) -> tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]:
     """What is known of the producers of slots that leave: that of this group, and what earlier holders knew beyond it.
 
-    Each slot is in one section of what is inherited. If every section were passed on as it came, slots that leave and
-    come back with each change would have three times as many sections each time.
+    Of each slot the newest batch of a producer counts. Producers of which the same is known for the same slots are one
+    section. If all were passed on as it came, slots that leave and come back with each change would have three times as
+    many sections each time.
     """
     newest = {each.producer: each for each in own}
     known = [tuple(each for each in section.moved() if _is_beyond(each, newest)) for section in inherited]
@@ -99,14 +100,18 @@ def sections_of_cut(
     for slot in sorted(leaving):
         places = tuple(place for place, each in enumerate(inherited) if known[place] and slot in each.slots)
         by_sections.setdefault(places, []).append(slot)
-    by_producers: dict[tuple[MovedProducer, ...], list[int]] = {}
+    slots_of: dict[MovedProducer, list[int]] = {}
     for places, slots in by_sections.items():
         merged = Section(frozenset(slots))
         for place in places:
             merged.add(known[place])
-        by_producers.setdefault(merged.moved(), []).extend(slots)
-    found = [(sorted(leaving), own), *((sorted(slots), producers) for producers, slots in by_producers.items())]
-    return tuple((tuple(slots), producers) for slots, producers in found if producers)
+        for each in merged.moved():
+            slots_of.setdefault(each, []).extend(slots)
+    by_slots: dict[Slots, list[MovedProducer]] = {}
+    for each, slots in slots_of.items():
+        by_slots.setdefault(tuple(sorted(slots)), []).append(each)
+    found = [(tuple(sorted(leaving)), own), *((slots, tuple(producers)) for slots, producers in by_slots.items())]
+    return tuple((slots, producers) for slots, producers in found if producers)
 
 
 def _is_beyond(known: MovedProducer, newest: Mapping[str, MovedProducer]) -> bool:

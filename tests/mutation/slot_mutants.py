@@ -130,10 +130,10 @@ SLOTS = (
         CUT,
     ),
     Mutant(
-        "sections_multiply_with_each_change",
+        "what_a_group_knows_itself_is_inherited_too",
         SECTION,
-        "        places = tuple(place for place, each in enumerate(inherited) if known[place] and slot in each.slots)\n",
-        "        places = (slot,)\n",
+        "    return own is None or ",
+        "    return True or own is None or ",
         CUT,
     ),
     Mutant(

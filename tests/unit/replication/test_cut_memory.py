@@ -89,13 +89,16 @@ def test_merged_sections_know_what_all_of_them_knew(
 
 
 @given(leaving=SOME_SLOTS, own=KNOWN, inherited=SECTIONS)
-def test_a_slot_is_in_two_sections_at_most(
+def test_a_producer_is_inherited_once(
     leaving: frozenset[int], own: tuple[MovedProducer, ...], inherited: list[Section]
 ) -> None:
-    """That of the group itself, and one of all that it has inherited, however many these are."""
+    """For each slot, however many sections had it; and no two sections are of the same slots."""
     found = sections_of_cut(leaving, own, inherited)
+    beyond = found[1:] if found and found[0] == (tuple(sorted(leaving)), own) else found
     for slot in leaving:
-        assert sum(slot in slots for slots, _ in found) <= 2
+        names = [each.producer for slots, producers in beyond if slot in slots for each in producers]
+        assert len(names) == len(set(names))
+    assert len({slots for slots, _ in beyond}) == len(beyond)
 
 
 def test_slots_that_go_to_and_fro_have_no_more_sections_each_time() -> None:

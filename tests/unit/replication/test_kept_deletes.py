@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,18 @@ def test_a_delete_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     state.changes.deletes.keep(numbered(101))
     assert state.to_bytes() != before
     assert [*range(1, 102)] == encoded
+
+
+def test_a_delete_that_comes_by_several_ways_is_kept_once() -> None:
+    """For all slots that it concerns; another delete of the same rank, from another log, is one of its own."""
+    kept = KeptDeletes([numbered(1), numbered(2)])
+    for slots in ((1,), (3, 5), (1, 5), (4,)):
+        kept.keep(replace(numbered(1), slots=slots))
+    other = HandedDelete(Rank(1, 1), (7,), Delete("db", "t", {"a": ("b",)}))
+    kept.keep(other)
+    assert [(2, (2,)), (1, (1, 3, 4, 5)), (1, (7,))] == [(each.rank.version, each.slots) for each in kept]
+    assert KeptDeletes(list(kept)) == kept
+    assert [numbered(2)] == list(kept.of([2]))
 
 
 @pytest.mark.usefixtures("few")
