@@ -24,6 +24,7 @@ from headrace.consumers.replication.change_state import ChangeState, Target, Tra
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
 from headrace.consumers.replication.holdings import Given, Holding, Holdings
+from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Newest, Origin, Section
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
@@ -392,7 +393,7 @@ def _changed_state() -> GroupState:
         given={5: Given(KEY, 2, 300), 6: Given(KEY, 2, 300), 9: Given(KEY, 2, 300)},
         targets={KEY: target},
         cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),), (DELETE,))},
-        deletes={(DELETE.rank, DELETE.slots): DELETE},
+        deletes=KeptDeletes([DELETE]),
         origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
         added=("n2",),
         gained={1: 2, 2: 2, 4: 2, 3: 3},
