@@ -124,7 +124,7 @@ class QueryRun:
             try:
                 self._try(replace(self._wanted, sql=each.sql), held, fence, turn)
             except (HeldTooLarge, QueryInvalid):
-                # What is wrong with a statement is told of the text that the user wrote.
+                # The error of a statement shows the text that the user wrote.
                 return False
             if held.rows >= each.enough:
                 if each.analyzed:
