@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from headrace.consumers.query import query_run, top_ranges, top_rows
 from headrace.consumers.query.engine import QueryEngine
-from headrace.consumers.query.planner import ScanPlan
+from headrace.consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan
 from headrace.consumers.query.query_errors import QueryInvalid
 from headrace.consumers.query.table_source import TableExtent
 from headrace.consumers.query.top_ranges import HeldOutput
@@ -238,12 +238,20 @@ def _value(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
         "SELECT time + INTERVAL '1 hour' AS t FROM runs ORDER BY t DESC LIMIT 5",
         "SELECT date_part('hour', time) AS t, count(*) FROM runs GROUP BY t ORDER BY t DESC LIMIT 5",
         "SELECT sum(velocity) FROM runs GROUP BY GROUPING SETS ((time), ()) ORDER BY time DESC LIMIT 5",
+        "SELECT * FROM runs ORDER BY time_bucket(INTERVAL '10000 years', time) LIMIT 5",
         "SELECT list(velocity) FROM runs ORDER BY time DESC LIMIT 5",
     ],
 )
 def test_other_statements_are_run_at_once(sql: str) -> None:
     """What is not sure to have one time in each row, or compares rows, is left as it is."""
     assert top_of(sql) is None
+
+
+def test_a_long_text_is_not_looked_into() -> None:
+    """The form of a text is looked at before the guard bounds its size."""
+    sql = "SELECT * FROM runs ORDER BY time LIMIT 5"
+    assert may_want_top(sql)
+    assert not may_want_top(sql + " " * PLANNED_BYTES_MAX)
 
 
 def test_a_condition_stays_whole() -> None:
