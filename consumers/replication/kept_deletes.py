@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from headrace.schemas.group_changes import HandedDelete, Rank, delete_record
+from headrace.schemas.group_changes import RECORD_SLOTS_MAX, HandedDelete, Rank, delete_record
 from headrace.schemas.spliced_codec import SplicedCodec
 
 KEPT_DELETES_MAX = 10_000
@@ -51,6 +51,11 @@ class KeptDeletes:
 
     def keep(self, handed: HandedDelete) -> None:
         """Remember a delete for the slots that it concerns, beside those for which it is known."""
+        # No table has more slots. A record made by hand may name any: together they would be too many to read again.
+        if handed.slots and handed.slots[-1] >= RECORD_SLOTS_MAX:
+            handed = replace(handed, slots=tuple(slot for slot in handed.slots if slot < RECORD_SLOTS_MAX))
+        if not handed.slots:
+            return
         name = _name(handed)
         known = self._by_name.pop(name, None)
         # Each former holder of some of the slots passes it on: as many deletes as ways would come back with them.

@@ -15,6 +15,7 @@ from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.kept_deletes import KeptDeletes, state_codec
 from headrace.consumers.replication.producer_section import Origin, Section
+from headrace.schemas import group_changes
 from headrace.schemas.framing import codec
 from headrace.schemas.group_changes import GroupKey, HandedDelete, MovedProducer, Rank, delete_record
 from headrace.schemas.message_bodies import Delete
@@ -90,6 +91,19 @@ def test_a_delete_that_comes_by_several_ways_is_kept_once() -> None:
     assert [(2, (2,)), (1, (1, 3, 4, 5)), (1, (7,))] == [(each.rank.version, each.slots) for each in kept]
     assert KeptDeletes(list(kept)) == kept
     assert [numbered(2)] == list(kept.of([2]))
+
+
+def test_a_record_made_by_hand_leaves_a_state_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that no table has are left out, so that all that is kept of a delete is never more than a state may have."""
+    for module in (kept_deletes, group_changes):
+        monkeypatch.setattr(module, "RECORD_SLOTS_MAX", 4)
+    kept = KeptDeletes()
+    for slots in ((0, 1, 2, 3), (3, 4, 5, 6), (7, 8, 9)):
+        kept.keep(replace(numbered(1), slots=slots))
+    kept.keep(replace(numbered(2), slots=(4, 5)))
+    assert [(1, (0, 1, 2, 3))] == [(each.rank.version, each.slots) for each in kept]
+    state = GroupState(changes=ChangeState(("n1",), deletes=kept))
+    assert GroupState.from_bytes(state.to_bytes()) == state
 
 
 @pytest.mark.usefixtures("few")
