@@ -17,7 +17,8 @@ from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan, exact_rows, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
-from headrace.consumers.query.log_waits import wait_for_logs
+from headrace.consumers.query.log_waits import begin_reading
+from headrace.consumers.query.long_steps import LongSteps
 from headrace.consumers.query.parallel_run import ParallelRun
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
@@ -44,10 +45,6 @@ SMALL_INPUT_ROWS = 250_000
 """Sorts and joins of less are done before anybody could notice."""
 NOT_BOUND = (duckdb.BinderException, duckdb.ParserException, duckdb.SyntaxException, duckdb.CatalogException)
 """Errors of a statement before it reads anything."""
-SCANNED_COLUMNS_MAX = 32
-"""Columns of all scans of files of a statement: DuckDB binds one that has more in several slices."""
-SORT_PAUSES = 3
-"""A statement that sorts holds many rows from so many blocks of a scan on."""
 
 
 class Attempt:
@@ -84,16 +81,12 @@ class Attempt:
         """What its scans have in common, once they may begin."""
         self._drivers: FragmentDrivers | None = None
         self._on_schema: Callable[[pa.Schema], None] | None = None
-        self._sorts = False
-        self._blocks = 0
+        self._steps = LongSteps(turn, wanted.sql)
         self._input_rows = 0
 
     def at_row(self, row: int) -> None:
         """See Pauses."""
-        self._turn.pause()
-        self._blocks += row > 0
-        if self._sorts and self._blocks >= SORT_PAUSES:
-            self._turn.set_unbounded()
+        self._steps.at_row(row)
 
     def run(self, fence: ReadFence, now_us: int, *, has_much: bool) -> None:
         """Run it to its last row."""
@@ -109,26 +102,25 @@ class Attempt:
             session.bind(session.check(wanted.sql), wanted.parameters)
             return session
 
-        session = opened(self._resources, self)
+        # It may make an instance, for which the next queries would overtake this one, and each would make another.
+        with self._turn.uncharged():
+            session = opened(self._resources, self)
         # What outgrew the memory of a small query needs all that it has in one place.
         if not self._outgrown:
             self._drivers = FragmentDrivers(host, self._id, self._timer, self._turn, self._memory_mb, bound_in)
+        self._steps.before_plan()
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         bound = session.bind(session.check(wanted.sql), wanted.parameters)
         # Between the parts of the set-up, which together take longer than a slice.
         self._turn.pause()
-        reading = Reading(
-            fence, _newest(host.source.named(wanted.after), fence.confirmed), self._timer, waits=self._turn
-        )
-        wait_for_logs(host.source, reading, self._timer, self._turn, self._output)
-        self.reading = reading
+        self.reading = begin_reading(host.source, fence, wanted.after, self._timer, self._turn, self._output)
         statement = bound.statement
         if statement.show:
-            schemas = {key: host.source.schema(*key) for key in host.source.tables()}
-            session.register("__shown", show_table(statement, schemas))
+            shown = show_table(statement, {key: host.source.schema(*key) for key in host.source.tables()})
+            session.register("__shown", shown)
             self._write(session, fence, f"{statement.explain}FROM __shown")
         else:
-            self._answer(session, bound, reading, has_much=has_much)
+            self._answer(session, bound, self.reading, has_much=has_much)
 
     def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_much: bool) -> None:
         statement, source = bound.statement, self._host.source
@@ -137,9 +129,11 @@ class Attempt:
         whole = ScanPlan(empty=self._wanted.row_limit == 0)
         plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
         if not whole.empty:
+            self._steps.before_plan()
             parsed = partial(self._host.database.checked.tree, statement)
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts(), parsed)
             self._turn.pause()
+            self._steps.before_plan()
         hourly = [key for key, plan in plans.items() if plan.hourly]
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:
@@ -183,10 +177,12 @@ class Attempt:
         reads: Mapping[TableKey, str],
         fence: ReadFence,
     ) -> None:
-        bare = bare_tables(resolved)
+        bare, statement = bare_tables(resolved), bound.statement
         for key, select in reads.items():
             session.create_view_as(schemas[key], select, bare=key in bare)
-        self._write(session, fence, qualified(bound.statement, session.catalog))
+        uses = _uses(statement, resolved)
+        viewed = sum(select.count(SCANNED_COLUMN) * uses[key] for key, select in reads.items())
+        self._write(session, fence, qualified(statement, session.catalog), viewed)
 
     def _ran_inlined(
         self,
@@ -264,8 +260,7 @@ class Attempt:
             profiled=statement.analyzed,
             drivers=None if statement.analyzed else self._drivers,
         )
-        prepared = run.explained if statement.analyzed else run.prepared
-        sql = prepared(bound, resolved, schemas)
+        sql = (run.explained if statement.analyzed else run.prepared)(bound, resolved, schemas)
         self._note(run.scans)
         self._input_rows = run.input_rows
         return sql
@@ -304,10 +299,7 @@ class Attempt:
         is_small = self._input_rows < SMALL_INPUT_ROWS
         if statement.holds_rows and not is_small and not has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
-        self._sorts = statement.holds_rows
-        # What does not fit holds many rows or groups, and is done with them in one step.
-        if self._outgrown or statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
-            self._turn.set_unbounded()
+        self._steps.before_rows(statement, is_small=is_small, outgrown=self._outgrown)
 
     def _scans(
         self,
@@ -338,16 +330,13 @@ class Attempt:
         scans: Mapping[TableKey, Sequence[GroupScan]],
     ) -> dict[TableKey, str]:
         """The SELECT of each table over its rows."""
-        times = Counter(resolved.by_path.get(fold(name.path)) for name in statement.tables)
-        found = dict[TableKey, str]()
+        uses, found = _uses(statement, resolved), dict[TableKey, str]()
         alone, held = self._drivers is not None and self._drivers.alone, statement.holds_rows
         for key, plan in plans.items():
             # What computes without reading may read a table any number of times.
-            often = 0 if statement.generates_rows else times[key]
+            often = 0 if statement.generates_rows else uses[key]
             parts = parts_of_statement(statement, file_values(schemas[key], plan.columns, scans[key]), alone=alone)
-            select = session.view_of(
-                schemas[key], plan.columns, scans[key], times=often, held=held, parts=parts, alone=alone
-            )
+            select = session.view_of(schemas[key], plan, scans[key], times=often, held=held, parts=parts, alone=alone)
             found[key] = spilling(select) if self._spilling and scans[key] else select
         return found
 
@@ -368,10 +357,9 @@ class Attempt:
             self._resources.push(scan)
         return scans
 
-    def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
-        """Every row into the output."""
-        if sql.count(SCANNED_COLUMN) > SCANNED_COLUMNS_MAX:
-            self._turn.set_unbounded_once()
+    def _write(self, session: Session, fence: ReadFence, sql: str, viewed: int = 0) -> None:
+        """Every row into the output. `viewed` are the columns of scans in the views that it names."""
+        self._steps.before_bind(sql, viewed)
         self._put(session, fence, *session.run(sql, empty=self._wanted.row_limit == 0))
 
     def _put(self, session: Session, fence: ReadFence, found: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -395,6 +383,6 @@ class Attempt:
         self._output.end(schema, fence)
 
 
-def _newest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """The higher offset of each group that one of two mappings names."""
-    return {group: max(one.get(group, -1), other.get(group, -1)) for group in one.keys() | other.keys()}
+def _uses(statement: Statement, resolved: Resolved) -> Counter[TableKey | None]:
+    """How often a statement names each table."""
+    return Counter(resolved.by_path.get(fold(name.path)) for name in statement.tables)

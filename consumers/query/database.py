@@ -11,7 +11,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,8 +44,12 @@ CATALOG = f"{CATALOG_PREFIX}0"
 PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
-IDLE_MAX = 12
-"""Instances that wait for queries: to make one takes longer than a short query."""
+IDLE_MAX = 32
+"""Instances of 4 MB that wait for queries: to make one takes longer than a short query, and eight long ones that come
+together take 24, while others wait.
+"""
+IDLE_KEPT = 12
+"""Those that wait, also if nobody needs so many."""
 SPARE_MAX = 4
 """Instances that are made before a query needs them, while others run: a burst of queries would make them all at once,
 each in the place of several short queries.
@@ -119,7 +124,12 @@ class LockedDatabase:
     """
 
     def __init__(
-        self, directories: Sequence[Path], settings: QuerySettings, spills_from_mb: int = 0, spare_mb: int = 0
+        self,
+        directories: Sequence[Path],
+        settings: QuerySettings,
+        spills_from_mb: int = 0,
+        spare_mb: int = 0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Instances of at least `spills_from_mb` write what does not fit into `query.spill_directory`.
 
@@ -134,8 +144,11 @@ class LockedDatabase:
         self._idle: list[Instance] = []
         self._numbers = itertools.count()
         self._lent = 0
-        self._spares = PeriodicTask("query-instances", SPARE_INTERVAL_S, self._make_spares)
+        self._spares = PeriodicTask("query-instances", SPARE_INTERVAL_S, self._tend_idle)
         self._spares_run = False
+        self._clock_s = clock_s
+        self._idle_fewest = 0
+        self._looked_s = clock_s()
         self.checked = CheckedStatements()
         self.divisions = Divisions()
 
@@ -149,6 +162,7 @@ class LockedDatabase:
             places = (place for place in range(len(self._idle) - 1, -1, -1) if self._idle[place].memory_mb == memory_mb)
             found = next(places, None)
             instance = None if found is None else self._idle.pop(found)
+            self._idle_fewest = min(self._idle_fewest, len(self._idle))
             lacks, begins = self._lacks_spares(), not self._spares_run
             self._spares_run = self._spares_run or lacks
         if lacks:
@@ -169,6 +183,23 @@ class LockedDatabase:
         # A node whose queries run one after the other needs none.
         wanted = min(SPARE_MAX, self._lent // 2)
         return not self._closed and sum(each.memory_mb == self._spare_mb for each in self._idle) < wanted
+
+    def _tend_idle(self) -> None:
+        self._close_unused()
+        self._make_spares()
+
+    def _close_unused(self) -> None:
+        """Close those beyond IDLE_KEPT that nobody has needed for SPARE_INTERVAL_S."""
+        with self._lock:
+            now_s = self._clock_s()
+            if now_s - self._looked_s < SPARE_INTERVAL_S:
+                return
+            # The ones at the front came back first.
+            unused = max(0, min(self._idle_fewest, len(self._idle) - IDLE_KEPT))
+            closing, self._idle = self._idle[:unused], self._idle[unused:]
+            self._idle_fewest, self._looked_s = len(self._idle), now_s
+        for instance in closing:
+            instance.close()
 
     def _make_spares(self) -> None:
         while True:

@@ -104,7 +104,7 @@ class DistributedRun:
             return None
         bare = bare_tables(over.resolved)
         for key, schema in over.schemas.items():
-            session.create_view(schema, None, [], bare=key in bare)
+            session.create_view(schema, ScanPlan(), [], bare=key in bare)
         try:
             division = self._divided(bound.statement.sql, found)
         except QueryInvalid:
@@ -215,7 +215,7 @@ class DistributedRun:
             )
         top = self._top(schema, plan, wanted, found.local) if self._drivers is not None and _is_top(wanted) else None
         local = found.local if top is None else [ScanShare((), 0, table) for table in top]
-        self._session.create_view(schema, plan.columns, [*local, *found.remote], bare=bare)
+        self._session.create_view(schema, plan, [*local, *found.remote], bare=bare)
 
     def _top(
         self, schema: TableSchema, plan: ScanPlan, wanted: RowFragment, scans: Sequence[GroupScan]
@@ -238,7 +238,7 @@ class DistributedRun:
         columns = len(plan.columns or column_names(schema))
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            view = session.view_of(schema, plan.columns, share, times=1, alone=drivers.alone)
+            view = session.view_of(schema, plan, share, times=1, alone=drivers.alone)
             return fragment(session, f"({view})")
 
         found = drivers.answers(scans, columns, over)
@@ -248,7 +248,7 @@ class DistributedRun:
         return found
 
     def _view(self, schema: TableSchema, plan: ScanPlan, scans: Sequence[GroupScan]) -> str:
-        return self._session.view_of(schema, plan.columns, scans)
+        return self._session.view_of(schema, plan, scans)
 
     def _scan(self, fragment: Fragment) -> FragmentScans:
         if fragment.plan.empty:

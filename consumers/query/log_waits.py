@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.consumers.query.query_errors import NotCaughtUp
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
-from headrace.consumers.query.table_source import Reading, TableSource
+from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 
@@ -16,8 +17,21 @@ CANCEL_CHECK_S = 0.25
 NO_WAIT_S = 1e-6
 
 
-def wait_for_logs(source: TableSource, reading: Reading, timer: QueryTimer, turn: Turn, output: QueryOutput) -> None:
-    """Return once the groups here have applied their logs up to `reading.after`. Raises NotCaughtUp."""
+def begin_reading(
+    source: TableSource, fence: ReadFence, after: Mapping[str, int], timer: QueryTimer, turn: Turn, output: QueryOutput
+) -> Reading:
+    """What the scans of a query have in common, once the groups here have applied their logs.
+
+    Up to `after`, and to what the fence has seen as confirmed. Raises NotCaughtUp.
+    """
+    named, confirmed = source.named(after), fence.confirmed
+    newest = {group: max(named.get(group, -1), confirmed.get(group, -1)) for group in named.keys() | confirmed.keys()}
+    reading = Reading(fence, newest, timer, waits=turn)
+    _wait_for_logs(source, reading, timer, turn, output)
+    return reading
+
+
+def _wait_for_logs(source: TableSource, reading: Reading, timer: QueryTimer, turn: Turn, output: QueryOutput) -> None:
     # Most have nothing to wait for, and keep their worker.
     if source.wait_for(replace(reading, timer=ShortTimer(timer, NO_WAIT_S))):
         return

@@ -76,7 +76,7 @@ class ParallelRun:
         def over(part: Session, share: Sequence[GroupScan]) -> str | None:
             alone = self._drivers.alone
             parts = parts_of_driver(file_values(schema, plan.columns, share), alone=alone)
-            view = part.view_of(schema, plan.columns, share, times=1, parts=parts, alone=alone)
+            view = part.view_of(schema, plan, share, times=1, parts=parts, alone=alone)
             return inlined(statement, self._resolved, {key: view})
 
         empty = over(session, ())

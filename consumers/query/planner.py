@@ -62,6 +62,11 @@ class ScanPlan:
     hourly: bool = field(default=False, compare=False)
     series: SeriesAggregates | None = field(default=None, compare=False)
 
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """Start and end of the times, in ns."""
+        return self.start_ns, self.end_ns
+
 
 def plan_scans(
     statement: Statement,

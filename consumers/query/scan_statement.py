@@ -17,6 +17,7 @@ from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.local_source import LocalSource
+from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup_of
 from headrace.consumers.query.scan_figures import ScanFigures
@@ -84,7 +85,8 @@ class ScanStatement:
             if statement is None
             else parts_of_statement(statement, values, alone=False)
         )
-        self._session.create_view(self._table, columns, scans, bare=False, parts=parts)
+        plan = ScanPlan(columns, request.start_ns, request.end_ns)
+        self._session.create_view(self._table, plan, scans, bare=False, parts=parts)
         sql = self._with_rollups(sql, rollup, scans)
         if request.profiled:
             self.figures = profiled(self._session, sql, scans, request.group)

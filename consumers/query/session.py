@@ -31,6 +31,7 @@ from headrace.consumers.query.file_pauses import step_values_max
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
+from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import (
     QueryCancelled,
     QueryError,
@@ -169,14 +170,14 @@ class Session:
     def create_view(
         self,
         schema: TableSchema,
-        columns: Sequence[str] | None,
+        plan: ScanPlan,
         scans: Sequence[GroupScan],
         *,
         bare: bool,
         parts: int = 1,
     ) -> None:
         """Create or replace the view of a table over scans; see `create_view_as` and `view_of`."""
-        self.create_view_as(schema, self.view_of(schema, columns, scans, parts=parts), bare=bare)
+        self.create_view_as(schema, self.view_of(schema, plan, scans, parts=parts), bare=bare)
 
     def create_view_as(self, schema: TableSchema, select: str, *, bare: bool) -> None:
         """Create or replace the view of a table; `bare` makes its name without a database enough."""
@@ -195,7 +196,7 @@ class Session:
     def view_of(
         self,
         schema: TableSchema,
-        columns: Sequence[str] | None,
+        plan: ScanPlan,
         scans: Sequence[GroupScan],
         *,
         times: int = 0,
@@ -203,7 +204,7 @@ class Session:
         parts: int = 1,
         alone: bool = False,
     ) -> str:
-        """The SELECT of a table over scans, whose rows in memory it registers.
+        """The SELECT of a table over scans by a plan, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
         `held`: the statement sorts the rows, or holds them otherwise. `parts` is into how many pauses behind
@@ -213,14 +214,15 @@ class Session:
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
         files = [path.resolve() for scan in scans for path in scan.files]
-        values = file_values(schema, columns, scans)
+        values = file_values(schema, plan.columns, scans)
+        select = partial(view_query, schema, plan.columns, files, live, bounds=plan.bounds)
         if not self._pausing or (times and values * times <= step_values_max(alone=alone)):
-            return view_query(schema, columns, files, live)
+            return select()
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):
-            return view_query(schema, columns, files, live, pausing=True)
-        behind = FilePauses(-(-len(files) // parts), self.register_next(pause_table(schema, columns)))
-        return view_query(schema, columns, files, live, pausing=True, behind=behind)
+            return select(pausing=True)
+        behind = FilePauses(-(-len(files) // parts), self.register_next(pause_table(schema, plan.columns)))
+        return select(pausing=True, behind=behind)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run SQL of this node's own; its rows."""

@@ -2,6 +2,9 @@
 
 Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. Every scan pauses at
 each PAUSE_ROWS, so that it can wait there for its next turn.
+
+Views show times in nanoseconds, most files have microseconds. DuckDB would convert every time before it compares it, so
+the bounds of a query stand in the scans of files once more, as microseconds: they leave few times to convert.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, Instance
-from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema, TimeResolution
 
 ROW_NUMBER = "file_row_number"
 SCANNED_COLUMN = ", default_value: NULL}"
 """The text of a view has this once for each column of each scan of files."""
 REGISTERED = "temp.main"
 """Where DuckDB has the rows that are registered in a connection."""
+TimeBounds = tuple[int | None, int | None]
+"""Times in [start, end) in ns; None for a side without a bound."""
 _TIME_TYPE = "TIMESTAMP_NS"
+_MICROS_TYPE = "TIMESTAMP"
 _TAG_TYPE = "VARCHAR"
 _ARROW_TYPES = {
     "VARCHAR": pa.string(),
@@ -102,19 +108,23 @@ def view_query(
     files: Sequence[Path],
     live: Sequence[tuple[str, pa.Schema]],
     *,
+    bounds: TimeBounds = (None, None),
     pausing: bool = False,
     behind: FilePauses | None = None,
 ) -> str:
     """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`).
 
-    `pausing`: the scans of files pause within each, and as `behind` has it.
+    `bounds`: rows of other times need not be shown. `pausing`: the scans of files pause within each, and as `behind`
+    has it.
     """
     types = column_types(schema, columns)
+    # All files of a table have the resolution that its first change fixed. Those of 0.1.0 may have either.
+    near = _micros_within(bounds) if schema.recorded_resolution is TimeResolution.US and TIME_COLUMN in types else []
     tags = frozenset(schema.tags)
     step = len(files) if behind is None else behind.files
     parts: list[str] = []
     for start in range(0, len(files), max(1, step)):
-        parts.append(_from_files(types, files[start : start + step], pausing=pausing))
+        parts.append(_from_files(types, files[start : start + step], near, pausing=pausing))
         if behind is not None:
             parts.append(_from_live(types, tags, behind.name, frozenset(types)))
     parts += [_from_live(types, tags, name, frozenset(arrow.names)) for name, arrow in live]
@@ -146,21 +156,40 @@ def live_table(table: pa.Table) -> pa.Table:
     return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.timestamp("ns")))
 
 
-def _from_files(types: dict[str, str], files: Sequence[Path], *, pausing: bool) -> str:
+def _micros_within(bounds: TimeBounds) -> list[str]:
+    """The conditions of bounds over times in microseconds."""
+    signs = zip((">=", "<"), bounds, strict=True)
+    # Rounded up: a whole microsecond is at or behind a time just when it is at or behind the next whole one.
+    return [
+        f"{quoted(TIME_COLUMN)} {sign} make_timestamp({-(-at // TimeResolution.US.nanoseconds)})"
+        for sign, at in signs
+        if at is not None
+    ]
+
+
+def _from_files(types: dict[str, str], files: Sequence[Path], near: Sequence[str], *, pausing: bool) -> str:
+    """The rows of files, with the conditions `near` over times in microseconds, if there are any."""
     # With a schema given by name DuckDB opens no file before the query reads it; otherwise planning would
     # read the footer of every segment.
     paths = ", ".join(literal(str(path)) for path in files)
     columns = ", ".join(
         f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}{SCANNED_COLUMN}"
-        for name, kind in types.items()
+        for name, kind in (types | ({TIME_COLUMN: _MICROS_TYPE} if near else {})).items()
     )
-    source = f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"
+    shown = ", ".join(_file_column(name, bool(near)) for name in types)
+    source = f"SELECT {shown} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"
     # DuckDB would take the name for the table's own column.
     if not pausing or ROW_NUMBER in types:
-        return f"{source})"
+        return f"{source})" + (f" WHERE {' AND '.join(near)}" if near else "")
     # Read in every row, evaluated in few; a remainder takes longer than a mask.
     condition = f"CASE WHEN ({ROW_NUMBER} & {PAUSE_ROWS - 1}) = 0 THEN {PAUSE_FUNCTION}({ROW_NUMBER}) ELSE true END"
-    return f"{source}, {ROW_NUMBER} = true) WHERE {condition}"
+    return f"{source}, {ROW_NUMBER} = true) WHERE {' AND '.join([*near, condition])}"
+
+
+def _file_column(name: str, in_micros: bool) -> str:
+    if name != TIME_COLUMN or not in_micros:
+        return quoted(name)
+    return f"CAST({quoted(name)} AS {_TIME_TYPE}) AS {quoted(name)}"
 
 
 def _from_live(types: dict[str, str], tags: frozenset[str], name: str, present: frozenset[str]) -> str:

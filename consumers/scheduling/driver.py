@@ -54,13 +54,21 @@ class Done:
 Step = Again | Blocked | Done
 
 
+class Renewal(Protocol):
+    """Whoever may give a driver its next slice while its step runs."""
+
+    def next_slice_s(self, cpu_s: float) -> float | None:
+        """The length of the next slice, behind one of `cpu_s`; None: the step has to end, and says what it used."""
+        ...
+
+
 class Driver(Protocol):
     """A part of a query that runs in bounded steps, on any thread but one step at a time."""
 
-    def step(self, slice_s: float) -> Step:
+    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
         """One bounded step of about a millisecond. It may do several, up to `slice_s` of wall time.
 
-        An error ends the whole query.
+        Behind that it may ask `renewal`. An error ends the whole query.
         """
         ...
 

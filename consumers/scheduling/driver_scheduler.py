@@ -27,13 +27,7 @@ from headrace.consumers.scheduling.memory_pool import MemoryPool
 from headrace.consumers.scheduling.multilevel_queue import MultilevelQueue
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_statistics import SchedulerFigures, SchedulerStatistics
-from headrace.consumers.scheduling.scheduling_errors import (
-    QueryCancelled,
-    QueryError,
-    QueryFailed,
-    QueryTimeout,
-    QueryUnknown,
-)
+from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryError, QueryTimeout, QueryUnknown
 from headrace.consumers.scheduling.task_states import ENDED, LIVE, TaskState, Transition
 from headrace.consumers.scheduling.timeout_queue import TimeoutQueue
 from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
@@ -199,6 +193,20 @@ class DriverScheduler:
         """How long a driver may run before it returns."""
         return (task.usage.level + 1) * self.limits.slice_s
 
+    def renew(self, task: DriverTask, used_s: float, step_s: float) -> float | None:
+        """The next slice of a driver that `take` gave out, behind a step as in `give_back`; None: give it back.
+
+        It has one while nobody else is ready. To give it back and take it again would come to the same.
+        """
+        with task.lock, self._lock:
+            if task.state is not TaskState.RUNNING or task.unbounded or len(self._queue):
+                return None
+            self._queue.charge(task, used_s)
+            self.statistics.add_steps([step_s], self.slice_s(task))
+            self._queue.offer(task)
+            self._queue.poll()
+            return self.slice_s(task)
+
     def give_back(self, task: DriverTask, step: Step, used_s: float, steps_s: Sequence[float] = ()) -> None:
         """A driver that `take` gave out has returned from its slice, with its last step. For workers.
 
@@ -206,10 +214,7 @@ class DriverScheduler:
         """
         with self._lock:
             self._queue.charge(task, used_s)
-            slice_s = self.slice_s(task)
-            for step_s in steps_s:
-                self.statistics.steps.add(step_s)
-                self.statistics.long_steps += step_s > slice_s
+            self.statistics.add_steps(steps_s, self.slice_s(task))
         if isinstance(step, Again):
             has_moved = self._yield(task, step)
         elif isinstance(step, Blocked):
@@ -221,7 +226,7 @@ class DriverScheduler:
 
     def fail(self, task: DriverTask, error: BaseException) -> None:
         """A step of a driver that `take` gave out has raised an error, which ends its query. For workers."""
-        self.abort(task.query, self._condition(task, error))
+        self.abort(task.query, task.condition(error))
         self._close_stopped(task)
 
     def expire(self) -> None:
@@ -309,7 +314,7 @@ class DriverScheduler:
         if future.cancelled():
             self.abort(task.query, QueryCancelled(f"query {task.query.id} was cancelled"))
         elif (error := future.exception()) is not None:
-            self.abort(task.query, self._condition(task, error))
+            self.abort(task.query, task.condition(error))
         else:
             with task.lock, self._lock:
                 # Until then it stays blocked, on memory.
@@ -384,13 +389,6 @@ class DriverScheduler:
                 self.statistics.aborts[query.error.kind] += 1
         self._grant(granted)
         self._guarded(task, query.set_ended)
-
-    def _condition(self, task: DriverTask, error: BaseException) -> QueryError:
-        """The condition that an error of a driver is."""
-        if isinstance(error, QueryError):
-            return error
-        _log.error("driver failed", query=task.query.id, driver=task.id, error=repr(error), exc_info=error)
-        return QueryFailed("the query met a defect of the node", action="the log of the node has the details")
 
     def _guarded(self, task: DriverTask, call: Callable[[], None]) -> None:
         try:

@@ -13,10 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
+
 from headrace.consumers.scheduling.driver import BlockedOn, Driver, DriverSpec
 from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, Usage
-from headrace.consumers.scheduling.scheduling_errors import QueryError
+from headrace.consumers.scheduling.scheduling_errors import QueryError, QueryFailed
 from headrace.consumers.scheduling.task_states import ENDED, TaskState, Transition, after
+
+_log = structlog.get_logger(__name__)
 
 
 class EndWatcher(Protocol):
@@ -94,6 +98,13 @@ class DriverTask:
             return False
         self.state = following
         return True
+
+    def condition(self, error: BaseException) -> QueryError:
+        """The condition that an error of the driver is."""
+        if isinstance(error, QueryError):
+            return error
+        _log.error("driver failed", query=self.query.id, driver=self.id, error=repr(error), exc_info=error)
+        return QueryFailed("the query met a defect of the node", action="the log of the node has the details")
 
     def spent_s(self, now_s: float) -> float:
         """The time in the state that it leaves now. The caller has the lock."""

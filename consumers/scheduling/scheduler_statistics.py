@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.consumers.scheduling.driver import BlockedOn
@@ -39,6 +40,12 @@ class SchedulerStatistics:
     long_steps: int = 0
     """Steps that were longer than their whole slice."""
     steps: StepHistogram = field(default_factory=StepHistogram)
+
+    def add_steps(self, steps_s: Sequence[float], slice_s: float) -> None:
+        """The steps of one slice, by their wall time."""
+        for step_s in steps_s:
+            self.steps.add(step_s)
+            self.long_steps += step_s > slice_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,17 +118,17 @@ class SchedulerThreads:
 
     def _slice(self, task: DriverTask, steps_s: list[float]) -> tuple[Step, float]:
         """Steps until the slice is over: by wall time, and charged by processor time."""
-        began_s = step_began_s = self._clock_s()
+        slices = _Slices(self.scheduler, task, self._clock_s)
         slice_s, cpu_began_s, elsewhere_s = self.scheduler.slice_s(task), self._cpu_s(), 0.0
         while True:
-            step = task.driver.step(slice_s - (step_began_s - began_s))
+            step = task.driver.step(slice_s - (slices.step_began_s - slices.began_s), slices)
             now_s = self._clock_s()
-            steps_s.append(now_s - step_began_s)
+            steps_s.append(now_s - slices.step_began_s)
             elsewhere_s += step.cpu_s or 0.0
-            step_began_s = now_s
+            slices.step_began_s = now_s
             # Whether a driver may run that cannot stop is the scheduler's decision, also within a slice.
             may_go_on = isinstance(step, Again) and step.unbounded is None and task.state is TaskState.RUNNING
-            if not may_go_on or now_s - began_s >= slice_s:
+            if not may_go_on or now_s - slices.began_s >= slice_s:
                 return step, self._cpu_s() - cpu_began_s + elsewhere_s
 
     def _watch(self) -> None:
@@ -139,3 +139,21 @@ class SchedulerThreads:
             except Exception as error:
                 _log.error("query sentinel failed", error=repr(error), exc_info=error)
                 self._closing.wait(REPLACE_PAUSE_S)
+
+
+class _Slices:
+    """See Renewal: the slices of one driver from the moment at which a worker has it."""
+
+    def __init__(self, scheduler: DriverScheduler, task: DriverTask, clock_s: Callable[[], float]) -> None:
+        self.began_s = self.step_began_s = clock_s()
+        self._scheduler = scheduler
+        self._task = task
+        self._clock_s = clock_s
+
+    def next_slice_s(self, cpu_s: float) -> float | None:
+        """See Renewal."""
+        now_s = self._clock_s()
+        slice_s = self._scheduler.renew(self._task, cpu_s, now_s - self.step_began_s)
+        if slice_s is not None:
+            self.began_s = self.step_began_s = now_s
+        return slice_s

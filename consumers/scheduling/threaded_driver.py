@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Renewal, Step
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
 from headrace.consumers.scheduling.work_threads import ThreadPriority, WorkThreads
 
@@ -42,7 +42,7 @@ class Turn:
         if self._bounded_at_pause:
             self._bounded_at_pause = False
             self._give_back(Again(self.used_s(), unbounded=False))
-        elif driver.clock_s() >= self._ends_s:
+        elif driver.clock_s() >= self._ends_s and not self._renewed():
             self._give_back(Again(self.used_s()))
 
     def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
@@ -63,6 +63,17 @@ class Turn:
             future.set_result(None)
             self.begin()
 
+    @contextmanager
+    def uncharged(self) -> Iterator[None]:
+        """The processor time inside counts for no query: for what is made once and serves later ones too."""
+        began_s = self._driver.cpu_s()
+        try:
+            yield
+        finally:
+            spent_s = self._driver.cpu_s() - began_s
+            self._cpu_began_s += spent_s
+            self._cpu_first_s += spent_s
+
     def set_unbounded_once(self) -> None:
         """The work does what cannot stop until its next pause, such as to bind a long statement: wait for a turn."""
         if not self._unbounded and not self._bounded_at_pause:
@@ -82,9 +93,22 @@ class Turn:
         ends_s = self._driver.turns.get()
         if ends_s is None:
             raise QueryCancelled("the query was cancelled before its end")
+        self._begin_until(ends_s)
+
+    def _begin_until(self, ends_s: float) -> None:
         self._ends_s = ends_s
         self._cpu_began_s = self._driver.cpu_s()
         self._priority.used(self._cpu_began_s - self._cpu_first_s)
+
+    def _renewed(self) -> bool:
+        """Whether the next slice has begun at once."""
+        # To give the worker back and to get it again means to wake two threads, which takes half a slice.
+        renewal, now_s = self._driver.renewal, self._driver.clock_s()
+        slice_s = None if renewal is None else renewal.next_slice_s(self.used_s())
+        if slice_s is None:
+            return False
+        self._begin_until(now_s + slice_s)
+        return True
 
     def used_s(self) -> float:
         """The processor time of this step so far."""
@@ -111,6 +135,7 @@ class ThreadedDriver:
         self.clock_s = clock_s
         self.cpu_s = cpu_s
         self.cancelled = False
+        self.renewal: Renewal | None = None
         self.turns: SimpleQueue[float | None] = SimpleQueue()
         self.steps: SimpleQueue[Step | BaseException] = SimpleQueue()
         self._work = work
@@ -120,8 +145,9 @@ class ThreadedDriver:
         self._begun = False
         self._ended = threading.Event()
 
-    def step(self, slice_s: float) -> Step:
+    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
         """See Driver: the work runs until it pauses behind the slice, blocks, or ends."""
+        self.renewal = renewal
         if not self._begun:
             self._begun = True
             self._threads.run(self._run, self._name)

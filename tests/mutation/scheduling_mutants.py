@@ -185,6 +185,27 @@ SCHEDULING = (
         STEPS,
     ),
     Mutant(
+        "drivers_that_are_alone_run_for_ever",
+        SCHEDULER,
+        "task.unbounded or len(self._queue):",
+        "task.unbounded:",
+        ("test_renewed_slices.py",),
+    ),
+    Mutant(
+        "renewed_slices_are_free",
+        SCHEDULER,
+        "            self._queue.charge(task, used_s)\n            self.statistics.add_steps([step_s]",
+        "            self.statistics.add_steps([step_s]",
+        ("test_renewed_slices.py",),
+    ),
+    Mutant(
+        "instances_are_charged_to_short_queries",
+        "scheduling/threaded_driver.py",
+        "            self._cpu_began_s += spent_s\n",
+        "            pass\n",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
         "bound_statements_stay_unbounded",
         "scheduling/threaded_driver.py",
         "            self._give_back(Again(self.used_s(), unbounded=False))\n",

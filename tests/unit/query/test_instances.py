@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.consumers.query import database as database_module
-from headrace.consumers.query.database import Instance, LockedDatabase
+from headrace.consumers.query.database import IDLE_KEPT, SPARE_INTERVAL_S, Instance, LockedDatabase
 from headrace.consumers.query.settings import QuerySettings
+from tests.unit.scheduling.parts import VirtualClock
 from tests.waiting import eventually
 
 MEMORY_MB = 32
@@ -90,3 +91,25 @@ def test_without_a_thread_for_spares_queries_run_all_the_same(
     database.give_back(again, reusable=True)
     assert again in lent
     assert len(made) == 4
+
+
+def test_instances_that_nobody_needs_are_closed(tmp_path: Path, made: list[Instance]) -> None:
+    """What many long queries took together is kept for the next such time, and for a quiet minute behind it."""
+    clock = VirtualClock()
+    database = LockedDatabase([tmp_path], QuerySettings(), clock_s=clock)
+
+    def lend(number: int) -> None:
+        for instance in [database.lease(MEMORY_MB) for _ in range(number)]:
+            database.give_back(instance, reusable=True)
+
+    many = IDLE_KEPT + 4
+    lend(many)
+    lend(many)
+    assert many == len(made)
+    steps = ((many, many), (many - 2, many - 2), (many, many), (3, IDLE_KEPT), (0, IDLE_KEPT))
+    for needed, left in steps:
+        lend(needed)
+        clock.now_s += SPARE_INTERVAL_S
+        database._tend_idle()
+        assert left == len(database._idle), (needed, left)
+    database.close()

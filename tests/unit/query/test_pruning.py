@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.query_errors import QueryError
-from headrace.schemas.tables import FieldType, TableSchema
+from headrace.schemas.tables import FieldType, TableSchema, TimeResolution
 from tests.memory_directory import memory
 from tests.unit.query.memory_source import MemorySource
 
@@ -26,29 +27,35 @@ SCHEMA = TableSchema("iot", "r", 2, ("fleet", "name"), (("load", FieldType.FLOAT
 EVENTS = TableSchema("iot", "e", 1, ("name",), (("code", FieldType.INT64),))
 
 
-def user_rows(day: int, count: int, **columns: object) -> pa.Table:
-    """Rows spread over a day, on round and on odd nanoseconds."""
-    times = [START_NS + day * DAY_NS + row * DAY_NS // count + (row % 3) for row in range(count)]
+def user_rows(day: int, count: int, unit_ns: int, **columns: object) -> pa.Table:
+    """Rows spread over a day, on round and on odd units of time."""
+    times = [START_NS + day * DAY_NS + row * DAY_NS // count + (row % 3) * unit_ns for row in range(count)]
     names = [("a", "b", None)[row % 3] for row in range(count)]
     return pa.table({"name": pa.array(names, pa.string()), "time": pa.array(times, pa.int64()), **columns})
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[QueryEngine, duckdb.DuckDBPyConnection]]:
-    """The engine over a source that prunes as much as allowed, and DuckDB over the same rows in one table."""
+@pytest.fixture(scope="module", params=[None, TimeResolution.US])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[QueryEngine, duckdb.DuckDBPyConnection]]:
+    """The engine over a source that prunes as much as allowed, and DuckDB over the same rows in one table.
+
+    The tables have no resolution, and files of either; or microseconds.
+    """
     directory = Path(tempfile.mkdtemp(dir=memory()))
     source = MemorySource(directory)
-    old = [user_rows(day, 12, v=list(range(12)), load=list(range(12))) for day in range(2)]
+    resolution: TimeResolution | None = request.param
+    unit_ns = 1 if resolution is None else resolution.nanoseconds
+    old = [user_rows(day, 12, unit_ns, v=list(range(12)), load=list(range(12))) for day in range(2)]
     new = [
-        user_rows(day, 12, v=list(range(12)), load=[row / 4 for row in range(12)], fleet=["x", "y"] * 6)
+        user_rows(day, 12, unit_ns, v=list(range(12)), load=[row / 4 for row in range(12)], fleet=["x", "y"] * 6)
         for day in (2, 3)
     ]
     live = [
-        user_rows(4, 12, v=list(range(12)), load=[None] * 11 + [1.5], fleet=["", "x", "y"] * 4),
-        user_rows(5, 3, v=[7, None, 9]),
+        user_rows(4, 12, unit_ns, v=list(range(12)), load=[None] * 11 + [1.5], fleet=["", "x", "y"] * 4),
+        user_rows(5, 3, unit_ns, v=[7, None, 9]),
     ]
-    source.add(SCHEMA, segments=[*old, *new], live=live)
-    source.add(EVENTS, segments=[user_rows(day, 6, code=list(range(6))) for day in range(0, 6, 2)])
+    source.add(replace(SCHEMA, recorded_resolution=resolution), segments=[*old, *new], live=live)
+    events = replace(EVENTS, recorded_resolution=resolution)
+    source.add(events, segments=[user_rows(day, 6, unit_ns, code=list(range(6))) for day in range(0, 6, 2)])
     engine = QueryEngine(source, [directory], clock_ns=lambda: NOW_NS)
     whole = duckdb.connect(":memory:")
     whole.execute("CREATE SCHEMA iot")
@@ -78,6 +85,7 @@ constants = st.one_of(
     texts.map(lambda text: f"'{text}'"),
     texts.map(lambda text: f"TIMESTAMP '{text}'"),
     texts.map(lambda text: f"'{text}.000000001'::TIMESTAMP_NS"),
+    texts.map(lambda text: f"'{text}.000002'::TIMESTAMP"),
     texts.map(lambda text: f"DATE '{text[:10]}'"),
     st.integers(0, 80).map(lambda hours: f"now() - INTERVAL {hours} HOUR"),
     st.integers(0, 5).map(lambda days: f"(TIMESTAMP '2023-11-15' + INTERVAL '{days} days')"),
@@ -169,7 +177,7 @@ statements = st.one_of(
 
 
 @pytest.mark.slow(6)
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(statement=statements)
 @example(
     "SELECT e.code, r.v FROM iot.e e ASOF JOIN iot.r r ON e.name = r.name AND e.time >= r.time WHERE r.time < '2023-11-16'"

@@ -97,6 +97,24 @@ def test_times_past_the_year_9999_stay_readable() -> None:
     assert str(found[3]).endswith("T14:13:20.000000000Z")
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM range(70_000) r(x), (SELECT 'a' || chr(0) y, NULL::VARCHAR z)",
+        "SELECT x, [{'a': 'é', 'b': [x]}] y, MAP {'k': x} z FROM range(3) r(x)",
+        "SELECT x, ('b')::ENUM('a', 'b') y FROM range(40_000) r(x)",
+        "SELECT x, [{'a': MAP {'k': ('b')::ENUM('a', 'b')}}] y FROM range(3) r(x)",
+    ],
+)
+def test_any_columns_come_back_from_an_arrow_stream(sql: str) -> None:
+    """Also nested ones, and texts of a fixed set, which Arrow writes as dictionaries, wherever they stand."""
+    with duckdb.connect() as connection:
+        reader = connection.sql(sql).to_arrow_reader(32_768)
+        schema, batches = reader.schema, list(reader)
+    stream = b"".join(encode("arrow", schema, batches))
+    assert pa.Table.from_batches(batches, schema).equals(pa.ipc.open_stream(stream).read_all())
+
+
 @pytest.mark.parametrize("name", ["json", "csv", "arrow"])
 def test_an_answer_without_rows_is_complete(name: str) -> None:
     """No rows: an empty array, a header, an empty stream."""

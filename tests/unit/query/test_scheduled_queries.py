@@ -317,11 +317,22 @@ def test_a_long_statement_leaves_a_worker_until_its_first_rows(
     assert [] == once
     many = " UNION ALL ".join(["FROM iot.readings"] * 40)
     assert 1 == rows(engine, f"SELECT sum(velocity) FROM ({many}) WHERE velocity < 0")
-    assert 1 == len(once)
+    # To check, to plan, to divide and to bind it.
+    assert 4 == len(once)
     # A scan of files for each use, with a table to pause at behind it, and one of the rows in memory.
     assert (40, 80) == (texts[-1].count("read_parquet"), texts[-1].count("temp.main"))
     steps = engine.scheduler.statistics.steps
     assert sum(steps.counts) > 40
+    # Over a view, whose text has the scan once.
+    once.clear()
+    few = " UNION ALL ".join(["FROM w"] * 40)
+    assert 1 == rows(engine, f"WITH w AS (FROM iot.readings) SELECT (SELECT count(*) FROM ({few}) WHERE velocity < 0)")
+    assert 0 == texts[-1].count("read_parquet")
+    assert [] == once
+    uses = " UNION ALL ".join(["FROM readings"] * 36)
+    assert 1 == rows(engine, f"SELECT (SELECT sum(velocity) FROM ({uses}) WHERE velocity < 0)")
+    assert 0 == texts[-1].count("read_parquet")
+    assert 1 == len(once)
 
 
 def test_a_statement_that_outgrew_its_memory_leaves_a_worker(

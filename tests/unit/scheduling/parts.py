@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Renewal, Step
 from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import DriverTask, Submission
 from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S, MultilevelQueue, Usage
@@ -53,7 +53,7 @@ class ScriptedDriver:
         self.cancelled = 0
         self.closed = 0
 
-    def step(self, slice_s: float) -> Step:
+    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
         """See Driver."""
         assert not self.closed, "a step behind the close"
         self.taken += 1

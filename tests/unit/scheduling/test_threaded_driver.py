@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec
-from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.driver_task import DriverTask, ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory
@@ -79,6 +80,43 @@ def test_work_pauses_behind_its_slice() -> None:
     assert ["a", "b", "c"] == order
 
 
+def test_work_runs_on_where_its_slice_is_renewed() -> None:
+    """Its step returns behind the first slice that is not, and has the processor time of that one alone."""
+    clock, cpu, asked = VirtualClock(), VirtualClock(0.0), list[float]()
+
+    class Twice:
+        def next_slice_s(self, cpu_s: float) -> float | None:
+            asked.append(cpu_s)
+            return 2.0 if len(asked) < 3 else None
+
+    def work(turn: Turn) -> None:
+        for _ in range(20):
+            clock.now_s += 1.0
+            cpu.now_s += 0.25
+            turn.pause()
+
+    driver = ThreadedDriver(work, nothing, "query", WORK_THREADS, clock, cpu)
+    assert Again(0.5) == driver.step(1.0, Twice())
+    assert [0.25, 0.5, 0.5] == asked
+    assert 1_005.0 == clock.now_s
+    driver.close()
+
+
+def test_what_is_made_for_later_work_is_charged_to_none() -> None:
+    """Its processor time is not in that of the step."""
+    cpu = VirtualClock(0.0)
+
+    def work(turn: Turn) -> None:
+        cpu.now_s += 0.25
+        with turn.uncharged():
+            cpu.now_s += 8.0
+        cpu.now_s += 0.5
+
+    driver = ThreadedDriver(work, nothing, "query", WORK_THREADS, VirtualClock(), cpu)
+    assert Done(0.75) == driver.step(1.0)
+    driver.close()
+
+
 def test_work_blocks_without_a_worker() -> None:
     """Its step returns what it waits for, and it runs on with the next step."""
     future: Future[None] = Future()
@@ -120,6 +158,29 @@ def test_a_paused_driver_can_be_closed() -> None:
     assert [QueryCancelled] == [type(error) for error in ended]
     ThreadedDriver(work, nothing, "query", WORK_THREADS).close()
     assert 1 == len(ended)
+
+
+def test_work_that_is_alone_keeps_its_worker(threads: SchedulerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread is woken between its slices, and each is counted; work that comes later gets its share."""
+    given, give_back = list[str](), threads.scheduler.give_back
+
+    def noted(task: DriverTask, *rest: Any) -> None:
+        given.append(task.query.id)
+        give_back(task, *rest)
+
+    monkeypatch.setattr(threads.scheduler, "give_back", noted)
+    slices = threads.scheduler.statistics.steps.counts
+
+    def work(turn: Turn) -> None:
+        while sum(slices) < 20:
+            turn.pause()
+        assert [] == given
+        other = submit(threads, lambda turn: turn.pause(), "other")
+        eventually(lambda: (turn.pause(), other.wait(0))[1], "the end of the other one")
+
+    query = submit(threads, work, "long")
+    assert query.wait(WAIT_S)
+    assert (None, True) == (query.error, "other" in given)
 
 
 def test_one_worker_shares_its_time(threads: SchedulerThreads) -> None:
