@@ -282,7 +282,7 @@ class Attempt:
             return False
         found, batches = filtered
         with closing(batches):
-            self._put(session, reading.fence, found, batches)
+            self._put(session, reading.fence, found, batches, is_divided=True)
         return True
 
     def _note(self, scans: Sequence[GroupScan]) -> None:
@@ -362,8 +362,19 @@ class Attempt:
         self._steps.before_bind(sql, viewed)
         self._put(session, fence, *session.run(sql, empty=self._wanted.row_limit == 0))
 
-    def _put(self, session: Session, fence: ReadFence, found: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Every row that is wanted, of columns as they are found, into the output."""
+    def _put(
+        self,
+        session: Session,
+        fence: ReadFence,
+        found: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        is_divided: bool = False,
+    ) -> None:
+        """Every row that is wanted, of columns as they are found, into the output.
+
+        `is_divided`: sessions of other drivers give the rows, so that this one holds nothing.
+        """
         names = unique_names(found.names)
         schema = pa.schema([each.with_name(name) for each, name in zip(found, names, strict=True)])
         left = self._wanted.row_limit
@@ -376,7 +387,8 @@ class Attempt:
                 room = self._output.put(schema, fence, batch)
                 if room is not None:
                     # What the statement could still take is of use to others until its reader comes.
-                    self._turn.block(room, BlockedOn.OUTPUT, session.held_bytes() + BUFFER_BYTES)
+                    held_bytes = 0 if is_divided else session.held_bytes()
+                    self._turn.block(room, BlockedOn.OUTPUT, held_bytes + BUFFER_BYTES)
             self._turn.pause()
         if self._on_schema is not None:
             self._on_schema(schema)

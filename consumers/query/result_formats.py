@@ -24,6 +24,8 @@ MEDIA_TYPES = {
 }
 """Every format of a result, with its media type."""
 
+Chunk = bytes | memoryview
+"""A part of a result: to copy a large one takes as long as to encode it."""
 _SMALL_BATCH_ROWS = 8_192
 _FEW_ROWS = 16
 """Batches of so many rows are written value by value: kernels take longer to call than that."""
@@ -39,7 +41,7 @@ class FormatUnknown(HeadraceError):
     """A format that is not offered."""
 
 
-def encode(name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+def encode(name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
     """A result in one of MEDIA_TYPES, in chunks. Names in `schema` are unique. Raises FormatUnknown."""
     encoder = _ENCODERS.get(name)
     if encoder is None:
@@ -94,12 +96,12 @@ def encode_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator
         yield _joined(pc.binary_join_element_wise(*cells, ","), "\n") + b"\n"
 
 
-def encode_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+def encode_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
     """An Arrow IPC stream."""
     if not any(map(_has_dictionary, schema.types)):
-        yield schema.serialize().to_pybytes()
+        yield memoryview(schema.serialize())
         for batch in batches:
-            yield batch.serialize().to_pybytes()
+            yield memoryview(batch.serialize())
         yield _END_OF_STREAM
         return
     # Only Arrow's writer writes dictionaries. It needs a file, which takes ten times as long, and the caller takes
@@ -113,7 +115,7 @@ def encode_arrow(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterat
     yield sink.take()
 
 
-_Encoder = Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[bytes]]
+_Encoder = Callable[[pa.Schema, Iterable[pa.RecordBatch]], Iterator[Chunk]]
 _ENCODERS: dict[str, _Encoder] = {"json": encode_json, "csv": encode_csv, "arrow": encode_arrow}
 
 

@@ -20,7 +20,7 @@ from headrace.consumers.query.engine import PendingQuery, QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.query_timer import QueryTimer
-from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
+from headrace.consumers.query.result_formats import MEDIA_TYPES, Chunk, encode
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError, StateUnknown
@@ -73,7 +73,7 @@ class _StartedQuery(NamedTuple):
 
     result: ResultStream
     first: bytes
-    chunks: Iterator[bytes]
+    chunks: Iterator[Chunk]
     complete: bool
 
 
@@ -84,7 +84,7 @@ class _CutOnError(StreamingResponse):
     """
 
     def __init__(
-        self, rows: AsyncGenerator[bytes], timer: QueryTimer, media_type: str, headers: dict[str, str]
+        self, rows: AsyncGenerator[Chunk], timer: QueryTimer, media_type: str, headers: dict[str, str]
     ) -> None:
         super().__init__(rows, media_type=media_type, headers=headers)
         self._rows = rows
@@ -147,7 +147,7 @@ class QueryService:
             started.add_done_callback(_close_unwanted)
             raise
 
-    async def _stream(self, query: _StartedQuery) -> AsyncGenerator[bytes]:
+    async def _stream(self, query: _StartedQuery) -> AsyncGenerator[Chunk]:
         loop = asyncio.get_running_loop()
         try:
             yield query.first
@@ -210,11 +210,11 @@ def _start(pending: PendingQuery, format_name: str, close: Callable[[ResultStrea
         raise
 
 
-def _beginning(chunks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
+def _beginning(chunks: Iterator[Chunk]) -> tuple[bytes, Iterator[Chunk], bool]:
     """The first bytes of an answer, the chunks behind them, and whether there are none."""
     # Encoded before the response begins: an error up to here still has its status, above all that of a node
     # which finds at the end of a query that it must not answer.
-    parts: list[bytes] = []
+    parts: list[Chunk] = []
     size = 0
     for chunk in chunks:
         parts.append(chunk)
@@ -302,7 +302,7 @@ async def posted_json(request: Request) -> Mapping[str, Any]:
 
 async def _body(request: Request) -> bytes:
     # Counted while it arrives: the length that a client announces need not be true.
-    parts: list[bytes] = []
+    parts: list[Chunk] = []
     size = 0
     async for part in request.stream():
         size += len(part)
