@@ -82,10 +82,12 @@ class FragmentDrivers:
 
     def free_workers(self) -> int:
         """How many drivers the query may have: workers that no long query claims. 0 or less where there are none."""
+        # One that has several drivers is long as well. Else eight that come together would each have as many, and make
+        # instances for all of them.
         claimed = sum(
             each.drivers[TaskState.READY] + each.drivers[TaskState.RUNNING]
             for each in self._others()
-            if each.cpu_seconds > LONG_CPU_S
+            if each.cpu_seconds > LONG_CPU_S or sum(each.drivers.values()) > 1
         )
         return min(self._host.workers - claimed, DRIVERS_MAX)
 

@@ -252,6 +252,23 @@ def test_queries_that_have_given_their_answer_claim_no_worker(host: Host) -> Non
     assert [(1, False), (2, True)] == found
 
 
+@pytest.mark.parametrize(
+    ("ready", "running", "blocked", "cpu_s", "free"),
+    [(0, 1, 0, 0.05, 2), (0, 1, 0, 60.0, 1), (1, 1, 1, 0.0, 0), (0, 1, 1, 0.0, 1), (0, 0, 3, 60.0, 2)],
+)
+def test_long_queries_claim_the_workers_that_they_use(
+    host: Host, ready: int, running: int, blocked: int, cpu_s: float, free: int
+) -> None:
+    """Those that have used much time, and those that were divided a moment ago; not what they wait with."""
+    states = {TaskState.READY: ready, TaskState.RUNNING: running, TaskState.BLOCKED: blocked}
+    report = SimpleNamespace(id="other", drivers=states, cpu_seconds=cpu_s, answered=False)
+    host.reports = lambda: [report]  # type: ignore[method-assign, list-item]
+    found: list[int] = []
+    query = host.run(lambda drivers: found.append(drivers.free_workers()))
+    assert query.wait(WAIT_S)
+    assert (None, [free]) == (query.error, found)
+
+
 @pytest.mark.parametrize("long_ones", [1, 2, 3])
 def test_long_queries_that_came_meanwhile_leave_no_driver(host: Host, long_ones: int) -> None:
     """A fragment that paid a moment ago is not divided once they claim all workers but one, or more than all."""
