@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.views import SCANNED_COLUMN
 from headrace.consumers.scheduling.threaded_driver import Turn
 
-SQL_LONG = 1_000
-"""Characters of a statement: one that has more may name so many tables that it is planned in several slices."""
+SOURCES_MAX = 16
+"""Tables and subqueries that a statement reads: one with more is planned in several slices."""
 SCANNED_COLUMNS_MAX = 32
 """Columns of all scans of files of a statement: DuckDB binds one that has more in several slices."""
 SORT_PAUSES = 3
 """A statement that sorts holds many rows from so many blocks of a scan on."""
+_SOURCE = re.compile(r"\b(?:from|join)\b", re.IGNORECASE)
 
 
 class LongSteps:
@@ -19,13 +22,13 @@ class LongSteps:
 
     def __init__(self, turn: Turn, sql: str) -> None:
         self._turn = turn
-        self._is_long = len(sql) > SQL_LONG
+        self._reads_many = len(_SOURCE.findall(sql)) > SOURCES_MAX
         self._sorts = False
         self._blocks = 0
 
     def before_plan(self) -> None:
         """Before work on the text of the statement, until the next pause."""
-        if self._is_long:
+        if self._reads_many:
             self._turn.set_unbounded_once()
 
     def before_bind(self, sql: str, viewed: int) -> None:

@@ -153,6 +153,8 @@ class ThreadedDriver:
             self._threads.run(self._run, self._name)
         self.turns.put(self.clock_s() + slice_s)
         step = self.steps.get()
+        # It leads back to the driver, and only a collection would end both.
+        self.renewal = None
         if isinstance(step, BaseException):
             raise step
         return step

@@ -99,6 +99,8 @@ def test_work_runs_on_where_its_slice_is_renewed() -> None:
     assert Again(0.5) == driver.step(1.0, Twice())
     assert [0.25, 0.5, 0.5] == asked
     assert 1_005.0 == clock.now_s
+    # Whoever renews slices knows the driver: kept, both would outlive the query.
+    assert driver.renewal is None
     driver.close()
 
 
