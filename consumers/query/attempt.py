@@ -271,6 +271,7 @@ class Attempt:
         """Whether the statement ran as several drivers. Nothing is shown if not."""
         if not run.pays:
             return False
+        self._steps.before_plan()
         sql = run.prepared(session, self._resources, reading)
         if sql is not None:
             self._input_rows = run.input_rows
@@ -280,9 +281,8 @@ class Attempt:
         filtered = run.filtered(session)
         if filtered is None:
             return False
-        found, batches = filtered
-        with closing(batches):
-            self._put(session, reading.fence, found, batches, is_divided=True)
+        with closing(filtered[1]):
+            self._put(session, reading.fence, *filtered, is_divided=True)
         return True
 
     def _note(self, scans: Sequence[GroupScan]) -> None:

@@ -45,8 +45,8 @@ PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
 IDLE_MAX = 32
-"""Instances of 4 MB that wait for queries: to make one takes longer than a short query, and eight long ones that come
-together take 24, while others wait.
+"""Instances of 4 MB that wait for queries: to make one takes longer than a short query, and a burst of queries that
+lacks them makes them while others wait.
 """
 IDLE_KEPT = 12
 """Those that wait, also if nobody needs so many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from headrace.consumers.query import distributed_run, fragment_drivers
 from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work, _PartPauses
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.query_errors import QueryCancelled
+from headrace.consumers.scheduling.threaded_driver import Turn
 from tests.unit.query.cluster_of_stores import cluster_of_stores
 from tests.unit.query.random_statements import SCHEMA, random_query
 from tests.unit.query.test_distributed import TABLE, Written, fill
@@ -161,6 +162,24 @@ def test_a_query_has_one_driver_while_others_want_the_workers(
     monkeypatch.undo()
     written.check("n0", sql, ordered=False)
     assert [] == drivers
+
+
+def test_a_statement_of_many_sources_is_divided_in_a_turn_of_its_own(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pause ends that turn before, so all workers but one at most divide such statements."""
+    events = list[str]()
+    for owner, name in ((Turn, "pause"), (Turn, "set_unbounded_once"), (distributed_run.DistributedRun, "prepared")):
+        called = getattr(owner, name)
+
+        def noted(*given: Any, name: str = name, called: Callable[..., Any] = called) -> Any:
+            events.append(name)
+            return called(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+    many = " UNION ALL ".join([f"FROM {TABLE}"] * 17)
+    written.check("n0", f"SELECT count(*) FROM ({many})", ordered=False)
+    assert "set_unbounded_once" == events[events.index("prepared") - 1]
 
 
 def test_a_row_limit_ends_all_drivers(written: Written, drivers: list[int]) -> None:
