@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_errors import append_error, translated
-from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX, client_settings
+from headrace.connectors.log.kafka_settings import IN_FLIGHT_MAX, RECORD_BYTES_MAX, client_settings
 from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.sender_ports import Confirmation
@@ -200,6 +200,7 @@ def producer_settings(bootstrap: str, settings: Mapping[str, str]) -> dict[str, 
     return {
         **client_settings(bootstrap),
         "enable.idempotence": True,
+        "max.in.flight": IN_FLIGHT_MAX,
         "acks": "all",
         "linger.ms": 0,
         # Segments are compressed.

@@ -1,0 +1,37 @@
+"""The settings of Kafka clients that this project depends on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from headrace.connectors.log.kafka_settings import appender_settings
+from headrace.consumers.sync.centre_link import producer_settings
+
+ANSWERS_AFTER_MS = 500
+RECORDS = 10
+
+
+@pytest.mark.parametrize("settings", [appender_settings, producer_settings])
+def test_a_client_that_waits_for_answers_costs_nothing(
+    settings: Callable[[str, Mapping[str, str]], dict[str, Any]],
+) -> None:
+    """More records than may be on their way wait for a slow Kafka: librdkafka's own one, which answers late."""
+    slow = {"test.mock.num.brokers": 1, "test.mock.broker.rtt": ANSWERS_AFTER_MS}
+    with Producer({**settings("127.0.0.1:9", {}), **slow}) as producer:
+        producer.produce("t", b"first", partition=0)
+        assert 0 == producer.flush(30)
+        for _ in range(RECORDS):
+            producer.produce("t", b"record", partition=0)
+            # Each in a request of its own.
+            time.sleep(0.02)
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        assert 0 == producer.flush(30)
+        waited_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    assert waited_s > ANSWERS_AFTER_MS / 2_000
+    # With five on their way it is 0.4.
+    assert cpu_s / waited_s < 0.2
