@@ -38,7 +38,7 @@ def labels(rows: Any) -> list[str]:
     return [label for label, _ in rows]
 
 
-@pytest.mark.slow(38)
+@pytest.mark.soak
 def test_the_replication_bench_compares_every_replica(tmp_path: Path) -> None:
     """Both clusters hold the rows, with one and with three replicas, and every kind of acknowledgement is
     measured as often as configured.

@@ -64,7 +64,7 @@ def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
     eventually(lambda: command_lines(directory) == [], "the end of every process of the demo")
 
 
-@pytest.mark.slow(25)
+@pytest.mark.soak
 def test_an_interruption_leaves_nothing_running(tmp_path: Path) -> None:
     """Ctrl-C while Spark works: exit code 130; nodes, broker and Spark end, and the logs are kept."""
     directory = tmp_path / "interrupted"

@@ -141,7 +141,7 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
         lose_all_members(scene)
 
     # Six askers without rest would be most of what a small machine does; the kills are what it is about.
-    run_scene(tmp_path, broker, cluster_name, play, pause_s=0.6)
+    run_scene(tmp_path, broker, cluster_name, play, pause_s=1.8)
 
 
 @pytest.mark.soak

@@ -70,7 +70,7 @@ class Plan:
 
 
 LARGER = 16
-SHORT = Plan(edges=2, rounds=6, rows=900, text_bytes=3_000, cut_s=1.5, files_max=2, rate_bytes=2 << 20, timeout_s=90)
+SHORT = Plan(edges=2, rounds=6, rows=450, text_bytes=3_000, cut_s=1.5, files_max=2, rate_bytes=1 << 20, timeout_s=90)
 # A round seals about five files of an edge, of 60 KB and up to 10 MB.
 LONG = Plan(
     edges=3,

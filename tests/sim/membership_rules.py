@@ -255,6 +255,6 @@ MEMBERSHIP_RULES = (
     MembershipRule("every group reports before Formal", groups_are_not_waited_for),
     MembershipRule("no Cancel after Formal", a_cancellation_may_come_late, quick=False),
     MembershipRule("records of a former leader do not count", former_leaders_count),
-    MembershipRule("no refusal while a record is on its way", copies_on_their_way_are_forgotten),
+    MembershipRule("no refusal while a record is on its way", copies_on_their_way_are_forgotten, quick=False),
     MembershipRule("a removed node is exiled", nobody_is_exiled),
 )

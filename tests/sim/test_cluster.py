@@ -24,14 +24,14 @@ from tests.sim.real_store import RealFiles
 from tests.sim.rules import QUICK_SEEDS, RULES, Rule
 from tests.sim.simulation import FilesFactory, Simulation
 
-SEEDS = 200
+SEEDS = 75
 SEEDS_AT_ONCE = 25
 SOAK_SEEDS = 50_000
 SOAK_SEEDS_AT_ONCE = 5_000
 SLOW_SEEDS = 5_000
-LOST_SEEDS = 16
+LOST_SEEDS = 6
 LOST_AGAIN = (*LOST_LOGS, ACCEPTED, "pause", "pause inside", "cut reads", "cut sends")
-REAL_SEEDS = 10
+REAL_SEEDS = 4
 REAL_SOAK_SEEDS = 500
 REAL = tuple(fault for fault in COMMON if fault != "tamper")
 """`tamper` changes the rows of the model store."""
@@ -89,8 +89,8 @@ def test_a_broker_clock_may_step() -> None:
 
     The clocks of nodes are wrong by up to a year in every schedule.
     """
-    run_seeds(range(6), CLOCKS)
-    run_seeds(range(12), (*COMMON, *CLOCKS, *CLOCKS, *CLOCKS))
+    run_seeds(range(3), CLOCKS)
+    run_seeds(range(4), (*COMMON, *CLOCKS, *CLOCKS, *CLOCKS))
 
 
 @pytest.mark.timeout(600)

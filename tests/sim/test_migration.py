@@ -19,7 +19,7 @@ FOUND_SEEDS = (3137, 8015, 12335)
 """Schedules that have found a defect: 3137, a new member whose membership log lags; 8015, a read behind an ended group
 that lacked something (of these reads, not of the product); 12335, a delete that went round.
 """
-LOSSY_SEEDS = 40
+LOSSY_SEEDS = 15
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
 QUICK_SEEDS = 200

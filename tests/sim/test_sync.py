@@ -15,7 +15,7 @@ from tests.sim.sync_rules import RULES, SyncRule
 from tests.sim.sync_simulation import SyncSimulation
 from tests.unit.sync import edge_model
 
-SEEDS = 175
+SEEDS = 70
 SEEDS_AT_ONCE = 35
 QUICK_SEEDS = 40
 SOAK_SEEDS = 20_000

@@ -187,7 +187,7 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(
     assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow(120)
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_broker_killed_during_a_run_leaves_the_content_exact(
     own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path

@@ -40,8 +40,8 @@ NAMES = ("n1", "n2", "n3", "n4", "n5")
 HOUR_NS = 3_600_000_000_000
 HOURS = 24 * 6
 SITES = ("north", "south", "")
-ROUNDS = 4
-QUERIES = 12
+ROUNDS = 2
+QUERIES = 6
 
 
 @contextmanager

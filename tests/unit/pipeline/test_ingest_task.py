@@ -273,7 +273,7 @@ CRASHES = {
 
 
 @pytest.mark.slow(9)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(**CRASHES)
 def test_attempts_that_crashed_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
     """After any crashes, at any record, one complete attempt leaves the content of one clean run."""

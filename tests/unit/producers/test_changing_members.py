@@ -263,7 +263,7 @@ def test_a_refused_row_never_replaces_a_later_one(clients: Clients) -> None:
     assert {**expected(2), **expected(3, HOSTS[:3])} == clients.visible()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_whatever_changes_and_whenever_the_last_value_of_each_row_wins(data: st.DataObject) -> None:
     """Changes begin, count and end between any two records, also inside a block; reports come early or late."""

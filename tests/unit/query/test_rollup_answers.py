@@ -20,6 +20,7 @@ from headrace.consumers.query.rollup_plan import plan_rollup
 from headrace.consumers.query.views import live_table, view_query
 from headrace.consumers.store import Store
 from headrace.schemas.tables import DatabaseSchema
+from tests.seeds import seeds
 from tests.unit.query.cluster_of_stores import SETTINGS, cluster_of_stores
 from tests.unit.query.random_statements import BEGIN_NS, SCHEMA, TYPES, RandomStatement, random_values
 from tests.unit.query.test_distributed import Written
@@ -256,7 +257,7 @@ class Scene:
         self.rows |= {(tuple(sorted(tags.items())), time): dict(fields) for tags, time, fields in rows}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, 6))
 def test_answers_are_those_of_the_rows(tmp_path: Path, seed: int) -> None:
     """Whatever comes late, twice or is deleted, sealed or merged, and whatever happens to the files of rollups."""
     chance = random.Random(seed)

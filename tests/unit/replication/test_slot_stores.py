@@ -28,7 +28,7 @@ STORED = STEPS | {
     "release": StoredCluster.release,
 }
 COMMANDS = [*WEIGHTS, *STORED, *("seal", "load", "work", "delete") * 2]
-SEEDS = 20
+SEEDS = 8
 FOUND_SEEDS = (289,)
 """Schedules that have found a defect: 289, a load before its group has the table (of these checks, no product)."""
 SOAK_SEEDS = 2_000

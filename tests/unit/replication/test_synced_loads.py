@@ -114,7 +114,7 @@ def check(log: SyncedLog, members: list[Member], directory: Path) -> None:
 
 
 @pytest.mark.slow(20)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(COMMANDS), min_size=4, max_size=45), st.integers(0, 1 << 30))
 def test_the_newest_file_of_a_sender_wins_in_any_schedule(commands: list[str], seed: int) -> None:
     """Whatever is late, merged, repeated or lost in a crash; rows of the centre win by the order of its log."""

@@ -478,7 +478,7 @@ class LongStoreMachine(StoreMachine):
     """The same, many more times."""
 
 
-StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
 LongStoreMachine.TestCase.settings = settings(max_examples=1_500, stateful_step_count=40, deadline=None)
 TestStore = pytest.mark.slow(19)(StoreMachine.TestCase)
 TestStore.__doc__ = "Any order of writes, deletes, seals, merges, drops and crashes leaves exactly the model's rows."

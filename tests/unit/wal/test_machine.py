@@ -263,7 +263,7 @@ def run_machine(examples: int, steps: int, same_every_time: bool = True) -> None
 @pytest.mark.slow(15)
 def test_recovered_state_is_a_prefix_with_every_synced_transaction() -> None:
     """After any history the recovered state is that after a prefix of the transactions which holds all synced ones."""
-    run_machine(250, 25)
+    run_machine(100, 25)
 
 
 @pytest.mark.soak

@@ -157,7 +157,7 @@ def _agree(parse: Callable[[bool], ParseResult]) -> None:
     assert _plain(parse(False)) == _plain(parse(True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(_inputs(_line_protocol), st.sampled_from(("ns", "s")), st.sampled_from((None, 77)))
 def test_line_protocol(data: bytes, unit: str, default: int | None) -> None:
     """Valid and broken line protocol gives the same tables and refusals on both paths."""
@@ -166,7 +166,7 @@ def test_line_protocol(data: bytes, unit: str, default: int | None) -> None:
 
 
 @pytest.mark.slow(6)
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(_inputs(_json), st.sampled_from(("ns", "s")), st.sampled_from((None, 77)))
 def test_json(data: bytes, unit: str, default: int | None) -> None:
     """Valid and broken JSON lines give the same tables and refusals on both paths."""
@@ -175,7 +175,7 @@ def test_json(data: bytes, unit: str, default: int | None) -> None:
 
 
 @pytest.mark.slow(7)
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(_inputs(_tagged_json), st.sampled_from(((), (("site", "static"), ("model", "")))))
 def test_json_with_adjacent_tags(data: bytes, static: tuple[tuple[str, str], ...]) -> None:
     """Adjacent tags are parsed once for all lines of a series, with the result of the scanner."""
@@ -185,7 +185,7 @@ def test_json_with_adjacent_tags(data: bytes, static: tuple[tuple[str, str], ...
 
 
 @pytest.mark.slow(6)
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(_inputs(_csv), st.sampled_from((None, 77)))
 def test_csv(data: bytes, default: int | None) -> None:
     """Valid and broken CSV gives the same tables and refusals on both paths."""

@@ -65,7 +65,7 @@ def _read(
     return [(text, value) for text, value, fine in zip(taken, values.to_list(), good, strict=True) if fine]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.lists(st.one_of(DECIMALS, st.floats().map(repr), st.floats(width=32).map(repr)), max_size=20))
 def test_decimal_numbers_are_those_of_python(texts: list[str]) -> None:
     """Every decimal number is rounded to the bit as Python rounds it, however long.
@@ -76,7 +76,7 @@ def test_decimal_numbers_are_those_of_python(texts: list[str]) -> None:
         assert float(text).hex() == value.hex()
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.lists(st.one_of(INTEGERS, st.integers(-(2**64), 2**64).map(str), DECIMALS), max_size=20))
 def test_integers_are_exact(texts: list[str]) -> None:
     """Every integer that fits int64 is taken exactly; one that does not is unusable; anything else is not taken."""
@@ -84,7 +84,7 @@ def test_integers_are_exact(texts: list[str]) -> None:
         assert int(text) == value
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.one_of(DECIMALS, st.sampled_from(("null", "nul", "nullx", "1.", ".5", "01", "-01", "+1", "-0"))), max_size=20
@@ -101,7 +101,7 @@ def test_strict_numbers_are_those_of_json(texts: list[str]) -> None:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(TEXTS, max_size=30), st.lists(TEXTS, max_size=3))
 def test_distinct_texts_are_numbered_in_order(texts: list[str], often: list[str]) -> None:
     """Texts are unchanged, and their dictionary has each once, in order of appearance."""

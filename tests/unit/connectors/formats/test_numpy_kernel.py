@@ -76,7 +76,7 @@ def read(module: object, lines: Lines, template: Template) -> tuple[list[int], l
     return matched[:count].tolist(), known, bool(int(bits) & 0x8080808080808080)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(inputs())
 @example(
     (
