@@ -1,7 +1,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup environment packages demo test bytecode sim bench lint type soak shots spark-package clean
 BIN := .venv/bin
-# Tests of whole clusters mostly wait: more workers than cores. A fifth only added load. tests/conftest.py deals the tests to them, the longest first.
+# Three have tests of whole clusters, which mostly wait, and the last one what only computes. A fourth of clusters only
+# added load. tests/conftest.py deals the tests to them, the longest first.
 WORKERS ?= 4
 # Tests start hundreds of our processes: what one compiled the next one takes, also where the environment says not to keep it.
 # Beside the sources, and not in a directory of its own: there the packages, which pip has compiled, are compiled again.

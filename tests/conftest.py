@@ -66,6 +66,11 @@ SPLIT_FILES = frozenset(
     )
 )
 
+# Their tests wait for processes, most of the time: several workers have them at once.
+WAITING = ("spark session", "changes of clusters", *(f"tests/{name}/" for name in ("bench", "broker", "e2e", "spark")))
+COMPUTING_NICENESS = 5
+COMPUTING_WORKERS_MIN = 3
+
 CHANGES_OF_CLUSTERS = frozenset(
     f"tests/e2e/{name}.py" for name in ("test_change_faults", "test_change_troubles", "test_cluster_changes")
 )
@@ -77,6 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     worker_input: dict[str, Any] | None = getattr(config, "workerinput", None)
     config.stash[SHARED] = Path(worker_input["shared"] if worker_input else tempfile.mkdtemp(prefix="headrace-tests-"))
+    if worker_input and computes(worker_input["workerid"], worker_input["workercount"]):
+        # It has what the others leave: where they wait for each other's processes, every test takes twice the time.
+        os.nice(COMPUTING_NICENESS)
     if not worker_input:
         # What a process that was killed leaves behind goes with the shared directory.
         scratch = config.stash[SHARED] / "tmp"
@@ -148,16 +156,28 @@ def scope_of(node_id: str) -> str:
     return "changes of clusters" if path in CHANGES_OF_CLUSTERS else path
 
 
+def computes(worker: str, workers: int) -> bool:
+    """Whether a worker begins with the tests that only compute: the last one, of several."""
+    return workers >= COMPUTING_WORKERS_MIN and worker == f"gw{workers - 1}"
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler of pytest-xdist that distributes whole scopes, with the scopes of `scope_of`."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
-        """Distributes scopes to workers in the order of collection."""
+        """Distributes scopes to workers in the order of collection, first those that are for the worker."""
 
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            wants_waiting = not computes(node.gateway.id, self.numnodes)
+            scope = next((each for each in self.workqueue if each.startswith(WAITING) == wants_waiting), None)
+            if scope is not None:
+                self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduler(config, log)
 

@@ -19,7 +19,7 @@ from tests.e2e.faults import EventLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SETTINGS = {"store_seal_age_ms": "2000"}
-FEW = Pace(days_max=12, write_pause_s=0.3, query_pause_s=3.0)
+FEW = Pace(days_max=12, write_pause_s=0.4, query_pause_s=5.0)
 """Few files make cheap queries."""
 EIGHT = (
     Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=1),

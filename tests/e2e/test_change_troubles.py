@@ -25,7 +25,7 @@ from tests.forked import run_forked
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
-DAYS = 60
+DAYS = 30
 DISK_MB = 32
 ENDED_S = 120.0
 COUNT = "SELECT count(*) AS rows, sum(flow)::BIGINT AS flow FROM fleet.pumps"

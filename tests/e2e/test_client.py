@@ -15,8 +15,8 @@ from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
-from tests.e2e.actions import headrace as command
 from tests.e2e.actions import running_cluster, seal
+from tests.forked import run_forked
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(25)]
@@ -118,7 +118,7 @@ def of(cluster: LocalCluster) -> tuple[str, ...]:
 
 def run(cluster: LocalCluster, *arguments: str) -> dict[str, Any]:
     """The JSON of a command that succeeds."""
-    done = command(*arguments, "--json", *of(cluster))
+    done = run_forked(*arguments, "--json", *of(cluster))
     assert 0 == done.returncode, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -99,7 +99,7 @@ def test_a_node_joins_and_another_leaves_under_writes_and_queries(
         cluster.start_node("n6")
         # Days are written again in between, so that queries do not read more files all the time. Faster writes and
         # queries found nothing more, and took a core from all other tests; the runs of faults in soak have them.
-        pace = Pace(days_max=16, write_pause_s=0.2, query_pause_s=4.0)
+        pace = Pace(days_max=16, write_pause_s=0.3, query_pause_s=6.0)
         load = ChangeLoad(client, lambda: {node.name: cluster.url(node.name) for node in cluster.file.nodes}, pace=pace)
         with running(load):
             load.ask_no_more("n6")

@@ -28,7 +28,7 @@ def test_eight_faults_lose_no_acknowledged_row(
     All three members end with each acknowledged row once, and nothing else.
     """
     seed = int(os.environ.get("HEADRACE_FAULT_SEED", SEED))
-    plan = Plan(seed, faults=8, seconds=48, shortest_s=4, longest_s=5, longest_stop_s=8, pause_s=0.25)
+    plan = Plan(seed, faults=8, seconds=48, shortest_s=4, longest_s=5, longest_stop_s=8, pause_s=0.4)
     with proxied_cluster(tmp_path, cluster_name, small_disk_if_allowed, ENVIRONMENT) as proxied:
         FaultRun(proxied, plan, EventLog(tmp_path / "events.txt")).run()
 

@@ -134,7 +134,7 @@ def test_kills_while_writing_neither_lose_nor_duplicate_rows(
     # Rows in order are the longer test's.
     workload = iot(1_000, duration_s=600, disorder=True)
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="7000") as cluster:
-        assert_survives(cluster, workload, 10, 2_000, random.randrange(1 << 32))
+        assert_survives(cluster, workload, 6, 2_000, random.randrange(1 << 32))
 
 
 @pytest.mark.soak

@@ -125,8 +125,9 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
     """
 
     def play(scene: Scene) -> None:
-        for name in NODES:
-            scene.load.check_all(name)
+        # Which node is asked what: all of it, the soak test does.
+        for place, name in enumerate(NODES):
+            scene.load.check_all(name, place, len(NODES))
         scene.check()
         scene.load.ask(*NODES)
         scene.rewrite(1.0)

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,42 +26,83 @@ from tests.spark.stored import stored_tables
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow(160)
+@dataclass(frozen=True)
+class Deployed:
+    """A standalone cluster whose driver and executors have no package, and the jobs with the package as one zip."""
+
+    directory: Path
+    python: Path
+    address: str
+    archive: Path
+    jobs: dict[str, Path]
+
+    def submitted(self, job: str, *options: str) -> dict[str, Any]:
+        """The JSON of a job that `spark-submit` has run."""
+        return document_of(submitted(self.directory, self.python, self.address, self.archive, self.jobs[job], *options))
+
+
+def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a job that succeeded has printed."""
+    assert 0 == done.returncode, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[Deployed]:
+    """Master and worker on loopback."""
+    python, archive = python_without_headrace(tmp_path / "python"), build_package(tmp_path)
+    ingest, backfill = sorted(write_jobs(tmp_path), reverse=True)
+    with standalone_cluster(tmp_path) as address:
+        yield Deployed(tmp_path, python, address, archive, {"ingest": ingest, "backfill": backfill})
+
+
+def own_options(cluster: IngestCluster) -> list[str]:
+    """The options of every job."""
+    given = ["--cluster", cluster.topics.cluster, "--bootstrap", cluster.bootstrap]
+    return [*given, "--any-time", "--time-resolution", "ns"]
+
+
+@pytest.mark.slow(70)
 @pytest.mark.timeout(2_400)
-def test_a_standalone_cluster_runs_the_jobs_with_one_zip(cluster: IngestCluster, tmp_path: Path) -> None:
-    """Neither driver nor executors have the package: `--py-files` brings it. Ingest has dead letters and reads its
-    database in a mapping; backfill writes a Parquet file, and a second run leaves it out.
+def test_a_standalone_cluster_runs_ingest_with_one_zip(cluster: IngestCluster, deployed: Deployed) -> None:
+    """Neither driver nor executors have the package: `--py-files` brings it. Ingest has dead letters, and reads its
+    database in a mapping.
     """
     cluster.create_raw(partitions=2)
     cluster.produce([b'{"host": "a", "x": 1, "at": 5}', b"bad", b'{"host": "b", "x": 2, "at": 6}'], partitions=2)
-    (tmp_path / "mapping.toml").write_text(
+    mapping = deployed.directory / "mapping.toml"
+    mapping.write_text(
         f'[topics."{cluster.raw}"]\ndatabase = "plant"\ntable = "t"\ntags = ["host"]\ntime = {{ path = "at" }}\n'
     )
-    fleet = iot(trucks=5, duration_s=200)
-    pq.write_table(fleet.read("readings"), tmp_path / "old.parquet")
-    python, archive = python_without_headrace(tmp_path / "python"), build_package(tmp_path)
-    ingest, backfill = sorted(write_jobs(tmp_path), reverse=True)
-    given = ["--cluster", cluster.topics.cluster, "--bootstrap", cluster.bootstrap, "--any-time"]
-    given += ["--time-resolution", "ns"]
-    with standalone_cluster(tmp_path) as address:
-        own = ["--topic", cluster.raw, "--format", "json", "--mapping", str(tmp_path / "mapping.toml")]
-        own += ["--checkpoint", str(tmp_path / "checkpoint"), "--available-now"]
-        done = submitted(tmp_path, python, address, archive, ingest, *given, *own)
-        assert 0 == done.returncode, done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert (2, 1) == (found["rows"], found["rejected"])
-        files = [str(tmp_path / "old.parquet"), "--database", "plant", "--table", "readings", "--format", "parquet"]
-        files += ["--tags", ",".join(fleet.tags), "--checkpoint", str(tmp_path / "state")]
-        runs = [submitted(tmp_path, python, address, archive, backfill, *given, *files)]
-    # Without a file that is left it opens no session: `spark-submit` would only start a JVM beside it.
-    runs.append(alone(tmp_path, python, archive, backfill, *given, *files))
-    assert [0, 0] == [run.returncode for run in runs], [run.stderr for run in runs]
-    counts = [json.loads(run.stdout.splitlines()[-1]) for run in runs]
-    assert [(fleet.rows_of("readings"), 0), (0, 1)] == [(each["rows"], each["skipped"]) for each in counts]
+    own = ["--topic", cluster.raw, "--format", "json", "--mapping", str(mapping), "--available-now"]
+    own += ["--checkpoint", str(deployed.directory / "checkpoint")]
+    found = deployed.submitted("ingest", *own_options(cluster), *own)
+    assert (2, 1) == (found["rows"], found["rejected"])
     stored = stored_tables(cluster.log, cluster.topics)
     assert [("a", 5), ("b", 6)] == sorted((row["host"], row["time"]) for row in stored["t"].to_pylist())
-    assert [] == compare(checksums(fleet.read("readings"), fleet.tags), checksums(stored["readings"], fleet.tags))
     assert [b"bad"] == [letter.value for letter in cluster.dead_letters()]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2_400)
+def test_a_standalone_cluster_runs_backfill_with_one_zip(cluster: IngestCluster, deployed: Deployed) -> None:
+    """It writes a Parquet file, and a second run leaves it out."""
+    fleet = iot(trucks=5, duration_s=200)
+    file = deployed.directory / "old.parquet"
+    pq.write_table(fleet.read("readings"), file)
+    own = [str(file), "--database", "plant", "--table", "readings", "--format", "parquet"]
+    own += ["--tags", ",".join(fleet.tags), "--checkpoint", str(deployed.directory / "state")]
+    given = [*own_options(cluster), *own]
+    first = deployed.submitted("backfill", *given)
+    # Without a file that is left it opens no session: `spark-submit` would only start a JVM beside it.
+    second = document_of(
+        alone(deployed.directory, deployed.python, deployed.archive, deployed.jobs["backfill"], *given)
+    )
+    counts = [(each["rows"], each["skipped"]) for each in (first, second)]
+    assert [(fleet.rows_of("readings"), 0), (0, 1)] == counts
+    stored = stored_tables(cluster.log, cluster.topics)
+    assert [] == compare(checksums(fleet.read("readings"), fleet.tags), checksums(stored["readings"], fleet.tags))
 
 
 CONNECT = """
