@@ -134,7 +134,7 @@ def newest_status(shared: Cluster, name: str) -> int:
 
 
 @pytest.mark.slow(18)
-@pytest.mark.parametrize("name", ["n2", "n3"])
+@pytest.mark.parametrize("name", ["n2", pytest.param("n3", marks=pytest.mark.soak)])
 def test_a_stopped_node_that_continues_serves_nothing_until_its_heartbeat_is_read_back(
     real_cluster: LocalCluster, name: str
 ) -> None:

@@ -24,7 +24,7 @@ from tests.sim.real_store import RealFiles
 from tests.sim.rules import QUICK_SEEDS, RULES, Rule
 from tests.sim.simulation import FilesFactory, Simulation
 
-SEEDS = 75
+SEEDS = 50
 SEEDS_AT_ONCE = 25
 SOAK_SEEDS = 50_000
 SOAK_SEEDS_AT_ONCE = 5_000

@@ -249,7 +249,7 @@ def test_a_signal_stops_a_run_with_one_line_and_its_counts(
     assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
 
 
-@pytest.mark.slow(80)
+@pytest.mark.soak
 def test_an_available_now_run_that_is_stopped_early_fails_and_the_next_reads_everything(
     cluster: IngestCluster,
 ) -> None:

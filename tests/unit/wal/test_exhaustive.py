@@ -15,6 +15,8 @@ from tests.unit.wal.disk import SimulatedDisk
 DIRECTORY = Path("/log")
 CRC_BYTES = 4
 LARGE = bytes(range(250)) * 17
+UNSYNCED = pytest.param(False, marks=pytest.mark.soak)
+"""As long as the one with syncs, whose outcomes are of more kinds."""
 
 
 def open_log(disk: SimulatedDisk, partitions: int = 2) -> WriteAheadLog:
@@ -124,7 +126,7 @@ def test_an_emptied_journal_is_damage(partitions: int, damage: str) -> None:
 
 
 @pytest.mark.slow(8)
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", [UNSYNCED, True])
 def test_journals_cut_at_every_byte(sync: bool) -> None:
     """A journal that ends early gives a prefix, unless another frame records the missing transactions as durable."""
     disk = SimulatedDisk()
@@ -141,7 +143,7 @@ def test_journals_cut_at_every_byte(sync: bool) -> None:
 
 
 @pytest.mark.slow(14)
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", [UNSYNCED, True])
 def test_journals_zeroed_from_every_byte(sync: bool) -> None:
     """A journal that ends in zeros is treated like one that ends early."""
     disk = SimulatedDisk()
@@ -160,7 +162,9 @@ def test_journals_zeroed_from_every_byte(sync: bool) -> None:
 
 
 @pytest.mark.slow(10)
-@pytest.mark.parametrize(("sync", "checkpoint"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("sync", "checkpoint"), [pytest.param(False, False, marks=pytest.mark.soak), (True, False), (True, True)]
+)
 def test_journals_flipped_at_every_byte(sync: bool, checkpoint: bool) -> None:
     """A flipped bit never changes a recovered record: the outcome is a prefix or damage, and damage where it was durable."""
     disk = SimulatedDisk()
