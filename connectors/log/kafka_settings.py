@@ -36,7 +36,8 @@ _RENAMED_IN_JAVA = {
 FOLLOW_SETTINGS: Mapping[str, Any] = {"fetch.wait.max.ms": 500}
 
 # While an idempotent client of librdkafka (2.16) waits for five answers, its default, it polls without a pause: a
-# whole core, as long as records come faster than Kafka takes them. With four it sleeps, and is no slower.
+# whole core, as long as records come faster than Kafka takes them. With four it sleeps, and is no slower here; from
+# far away it sends four batches a round trip.
 IN_FLIGHT_MAX = 4
 
 
