@@ -16,6 +16,7 @@ ANSWERS_AFTER_MS = 500
 RECORDS = 10
 
 
+@pytest.mark.slow(5)
 @pytest.mark.parametrize("settings", [appender_settings, producer_settings])
 def test_a_client_that_waits_for_answers_costs_nothing(
     settings: Callable[[str, Mapping[str, str]], dict[str, Any]],
