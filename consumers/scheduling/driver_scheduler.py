@@ -75,8 +75,8 @@ class DriverScheduler:
                 self.statistics.refused += 1
                 raise
             self._queries[query.id] = query
-            self._timeouts.add(query.id, query.deadline_s)
-            self._deadlines.notify()
+            if self._timeouts.add(query.id, query.deadline_s):
+                self._deadlines.notify()
             has_memory = self._memory.reserve(query.id, submission.memory_bytes)
             for task in query.tasks:
                 if not has_memory:

@@ -299,8 +299,15 @@ SCHEDULING = (
     Mutant(
         "sentinel_sleeps_for_a_deadline",
         "scheduling/timeout_queue.py",
-        "        return min(SLEEP_S_MAX, max(0.0, earliest_s - now_s))\n",
-        "        return max(0.0, earliest_s - now_s)\n",
+        "        slept_s = min(SLEEP_S_MAX, max(0.0, earliest_s - now_s))\n",
+        "        slept_s = max(0.0, earliest_s - now_s)\n",
+        LIMITS,
+    ),
+    Mutant(
+        "sentinel_is_not_woken",
+        "scheduling/timeout_queue.py",
+        "        return deadline_s < self._wakes_s\n",
+        "        return False\n",
         LIMITS,
     ),
     Mutant(

@@ -128,6 +128,18 @@ def test_the_sentinel_sleeps_a_bounded_time() -> None:
     assert 0.0 == queue.sleep_s(8.5)
 
 
+def test_the_sentinel_is_woken_for_an_earlier_deadline_only() -> None:
+    """A query that ends behind the moment at which it looks again anyway wakes nobody."""
+    queue = TimeoutQueue()
+    assert not queue.add("before it sleeps", 8.0)
+    assert 1.0 == queue.sleep_s(7.0)
+    assert not queue.add("later", 9.0)
+    assert not queue.add("at that moment", 8.0)
+    assert queue.add("earlier", 7.5)
+    assert 0.5 == queue.sleep_s(7.0)
+    assert not queue.add("later than that", 7.75)
+
+
 def test_ended_queries_leave_no_places() -> None:
     """Many short queries with far deadlines do not let the heap grow."""
     queue = TimeoutQueue()
