@@ -33,7 +33,7 @@ class TimeoutQueue:
     def add(self, query: str, deadline_s: float) -> bool:
         """A query must end by `deadline_s`. It has no entry yet. True: that is before whoever sleeps will look again.
 
-        To wake the sentinel for each query, which ends long before, would cost a short one a third of its time.
+        To wake the sentinel for each query, which ends long before, would cost a short one a tenth of its time.
         """
         assert query not in self._deadlines_s, query
         self._deadlines_s[query] = deadline_s
