@@ -31,7 +31,6 @@ from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver
-from headrace.consumers.scheduling.work_threads import WorkThreads
 from headrace.schemas.tables import TableSchema
 
 __all__ = ["QueryEngine", "QueryStatistics"]
@@ -83,7 +82,6 @@ class QueryEngine:
         spills_from_mb = self._sizes_mb[1] if len(self._sizes_mb) > 1 else 0
         self.database = LockedDatabase(directories, self.settings, spills_from_mb, self._sizes_mb[0])
         self.interrupter = Interrupter()
-        self.work_threads = WorkThreads()
         self._threads = SchedulerThreads(scheduler_limits(self.settings))
 
     @property
@@ -172,7 +170,6 @@ class QueryEngine:
     def close(self) -> None:
         """Refuse new queries, and end those that run."""
         self._threads.close()
-        self.work_threads.close()
         self.database.close()
         self.interrupter.close()
 
@@ -247,9 +244,7 @@ class PendingQuery:
 
     def submit(self) -> None:
         """Raises TooManyQueries, and QueryError of an engine that is closed."""
-        driver = ThreadedDriver(
-            self._run.work, self._run.interrupt, f"query {self.id}/0 statement", self._engine.work_threads
-        )
+        driver = ThreadedDriver(self._run.work, self._run.interrupt)
         self._engine.count(running=1)
         try:
             self._scheduled = self._engine.submit(

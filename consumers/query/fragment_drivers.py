@@ -25,7 +25,6 @@ from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import QueryReport
 from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
-from headrace.consumers.scheduling.work_threads import WorkThreads
 
 PARALLEL_VALUES_MIN = 4 * 1024 * 1024
 """Values that a fragment reads: fewer are read before several drivers pay."""
@@ -42,8 +41,6 @@ Work = Callable[[Session], Iterator[pa.RecordBatch]]
 
 class DriverHost(Protocol):
     """What the drivers of fragments need of their engine."""
-
-    work_threads: WorkThreads
 
     @property
     def workers(self) -> int:
@@ -78,7 +75,6 @@ class FragmentDrivers:
         self._turn = turn
         self._memory_mb = memory_mb
         self._open_session = open_session
-        self._begun = 1
 
     def free_workers(self) -> int:
         """How many drivers the query may have: workers that no long query claims. 0 or less where there are none."""
@@ -111,11 +107,10 @@ class FragmentDrivers:
         """
         exchange = Exchange(len(works))
         parts = [_Part(work, exchange, self._open_session) for work in works]
-        specs = [DriverSpec(self._driver(part, number)) for number, part in enumerate(parts, self._begun)]
+        specs = [DriverSpec(ThreadedDriver(part.work, self._timer.cancel)) for part in parts]
         # The coordinator has its own beside them.
         if not self._host.extend(self._id, specs, (len(parts) + 1) * self._memory_mb):
             return None
-        self._begun += len(parts)
         return self._read(exchange, parts)
 
     def answers(
@@ -155,10 +150,6 @@ class FragmentDrivers:
             return []
         shares = shares_of(scans, number, lambda path: path.stat().st_size)
         return [partial(_over, fragment, share) for share in shares]
-
-    def _driver(self, part: _Part, number: int) -> ThreadedDriver:
-        name = f"query {self._id}/{number} statement"
-        return ThreadedDriver(part.work, self._timer.cancel, name, self._host.work_threads)
 
     def _read(self, exchange: Exchange, parts: Sequence[_Part]) -> Generator[pa.RecordBatch, None, None]:
         try:

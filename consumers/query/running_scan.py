@@ -123,9 +123,7 @@ class RunningScan:
                 raise QueryCancelled("the scan was closed before its end")
             if self._scheduled is not None:
                 return
-            driver = ThreadedDriver(
-                self._work, self._timer.cancel, f"query {self.id}/0 statement", self._engine.work_threads
-            )
+            driver = ThreadedDriver(self._work, self._timer.cancel)
             # Its memory is not that of queries: they may wait for this scan, and hold theirs meanwhile.
             self._scheduled = self._engine.scheduler.submit(
                 Submission(self.id, [DriverSpec(driver)], self._timeout_ms, sql=self._shown, apart=True, watcher=self)

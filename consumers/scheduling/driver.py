@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from headrace.consumers.scheduling.work_threads import ThreadPriority
 
 
 class BlockedOn(StrEnum):
@@ -22,7 +25,7 @@ class BlockedOn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The driver wants another step. `cpu_s`: the processor time of its step, where another thread did the work.
+    """The driver wants another step. `cpu_s`: the processor time of its step, where the driver has measured it.
 
     `unbounded`: whether from now on it may have steps that cannot stop, see DriverSpec; None: as before.
     """
@@ -54,21 +57,33 @@ class Done:
 Step = Again | Blocked | Done
 
 
-class Renewal(Protocol):
-    """Whoever may give a driver its next slice while its step runs."""
+class Worker(Protocol):
+    """The worker that has called a step, as its driver sees it. Used by the thread of that call alone."""
+
+    @property
+    def priority(self) -> ThreadPriority:
+        """That of the thread."""
+        ...
 
     def next_slice_s(self, cpu_s: float) -> float | None:
         """The length of the next slice, behind one of `cpu_s`; None: the step has to end, and says what it used."""
+        ...
+
+    def hand_over(self, step: Step) -> None:
+        """End the step, whose call goes on: from here on another thread is the worker.
+
+        What the call returns later counts for nothing, and it must not raise.
+        """
         ...
 
 
 class Driver(Protocol):
     """A part of a query that runs in bounded steps, on any thread but one step at a time."""
 
-    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+    def step(self, slice_s: float, worker: Worker) -> Step:
         """One bounded step of about a millisecond. It may do several, up to `slice_s` of wall time.
 
-        Behind that it may ask `renewal`. An error ends the whole query.
+        Behind that it may ask the worker for more. An error ends the whole query.
         """
         ...
 

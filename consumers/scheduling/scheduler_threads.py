@@ -1,15 +1,18 @@
 """The threads of a driver scheduler: its workers, the sentinel of its timeouts, and those that wake drivers.
 
-The number of workers is fixed. One that dies is replaced, and the query of its driver is aborted.
+The number of workers is fixed; which threads they are changes. One that has to wait in the middle of a step is
+replaced, and so is one that dies or whose priority was lowered. The query of one that dies is aborted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -18,6 +21,7 @@ from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import DriverTask
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.task_states import TaskState
+from headrace.consumers.scheduling.work_threads import ThreadPriority, WorkThreads
 
 WAKE_THREADS = 16
 """Most are for closes of drivers whose work waits for something that no interrupt ends."""
@@ -41,32 +45,30 @@ class SchedulerThreads:
         self._clock_s = clock_s
         self._cpu_s = cpu_s
         self._closing = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._wakers = ThreadPoolExecutor(WAKE_THREADS, thread_name_prefix="query-wake")
-        self._workers: dict[int, threading.Thread] = {}
+        self._threads = WorkThreads()
+        self._workers = set(range(limits.workers))
         for number in range(limits.workers):
-            self._start_worker(number)
+            self._begin_worker(number)
         self._sentinel = threading.Thread(target=self._watch, name="query-sentinel", daemon=True)
         self._sentinel.start()
 
     @property
     def workers(self) -> int:
-        """Workers that live."""
-        with self._lock:
-            return sum(thread.is_alive() for thread in self._workers.values())
+        """Workers that have not ended."""
+        with self._changed:
+            return len(self._workers)
 
     def close(self) -> None:
-        """Abort every query, and wait until all threads have ended."""
+        """Abort every query, and wait until all workers have ended."""
         self._closing.set()
         self.scheduler.close()
-        # Again: a worker that died has just been replaced, perhaps.
-        while self.workers:
-            with self._lock:
-                workers = list(self._workers.values())
-            for worker in workers:
-                worker.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._workers)
         self._sentinel.join()
         self._wakers.shutdown()
+        self._threads.close()
 
     def _defer(self, call: Callable[[], None]) -> None:
         # A future may be completed long after the close, by a thread that must not see an error of ours.
@@ -79,35 +81,58 @@ class SchedulerThreads:
         except Exception as error:
             _log.error("query thread failed", error=repr(error), exc_info=error)
 
-    def _start_worker(self, number: int, dead: threading.Thread | None = None) -> None:
-        thread = threading.Thread(target=self._work, args=(number, dead), name=f"query-worker-{number}", daemon=True)
-        # Started under the lock: `close` waits for every thread that it finds.
-        with self._lock:
-            self._workers[number] = thread
-            thread.start()
+    def _begin_worker(self, number: int, ended: _EndedStep | None = None) -> None:
+        """Let another thread be a worker, from the end of a step on. Raises RuntimeError where there can be none."""
+        self._threads.run(partial(self._work, number, ended), f"query-worker-{number}")
 
-    def _work(self, number: int, dead: threading.Thread | None = None) -> None:
-        if dead is not None:
-            dead.join()
+    def _work(self, number: int, ended: _EndedStep | None, priority: ThreadPriority) -> None:
+        """Be a worker, until the close or until another thread is."""
         try:
+            if ended is not None:
+                with self._serving(ended.task):
+                    self.scheduler.give_back(*ended)
             while not self._closing.is_set():
                 task = self.scheduler.take(IDLE_WAIT_S)
-                if task is not None:
-                    self._run(task)
+                if task is not None and not self._run(number, task, priority):
+                    return
+                if priority.level:
+                    # It cannot be raised again, and the next query may be a short one.
+                    self._begin_worker(number)
+                    return
         except BaseException as error:
             _log.error("query worker died and is replaced", worker=number, error=repr(error), exc_info=error)
-            if not self._closing.wait(REPLACE_PAUSE_S):
-                self._start_worker(number, threading.current_thread())
+            if self._is_replaced(number):
+                return
+        with self._changed:
+            self._workers.remove(number)
+            self._changed.notify_all()
 
-    def _run(self, task: DriverTask) -> None:
-        """One slice of a driver."""
+    def _is_replaced(self, number: int) -> bool:
+        """Whether another thread is the worker; False behind the close."""
+        while not self._closing.wait(REPLACE_PAUSE_S):
+            # The process may have no room for another thread at this moment.
+            with suppress(RuntimeError):
+                self._begin_worker(number)
+                return True
+        return False
+
+    def _run(self, number: int, task: DriverTask, priority: ThreadPriority) -> bool:
+        """One slice of a driver; whether this thread is a worker still."""
+        slices = _Slices(self.scheduler, task, priority, partial(self._begin_worker, number), self._clock_s)
+        with self._serving(task):
+            step = self._slice(slices)
+            if not slices.handed_over:
+                self.scheduler.give_back(*slices.ended(step))
+        return not slices.handed_over
+
+    @contextmanager
+    def _serving(self, task: DriverTask) -> Iterator[None]:
+        """The thread and its lines in the log have the names of query and driver. An error ends the query."""
         thread = threading.current_thread()
         idle_name, thread.name = thread.name, f"query {task.id}"
-        steps_s: list[float] = []
         try:
             with structlog.contextvars.bound_contextvars(query=task.query.id, driver=task.id):
-                step, used_s = self._slice(task, steps_s)
-                self.scheduler.give_back(task, step, used_s, steps_s)
+                yield
         except BaseException as error:
             self.scheduler.fail(task, error)
             # What is no Exception is meant for the thread.
@@ -116,20 +141,19 @@ class SchedulerThreads:
         finally:
             thread.name = idle_name
 
-    def _slice(self, task: DriverTask, steps_s: list[float]) -> tuple[Step, float]:
+    def _slice(self, slices: _Slices) -> Step:
         """Steps until the slice is over: by wall time, and charged by processor time."""
-        slices = _Slices(self.scheduler, task, self._clock_s)
-        slice_s, cpu_began_s, elsewhere_s = self.scheduler.slice_s(task), self._cpu_s(), 0.0
+        task, slice_s = slices.task, self.scheduler.slice_s(slices.task)
         while True:
-            step = task.driver.step(slice_s - (slices.step_began_s - slices.began_s), slices)
-            now_s = self._clock_s()
-            steps_s.append(now_s - slices.step_began_s)
-            elsewhere_s += step.cpu_s or 0.0
-            slices.step_began_s = now_s
+            cpu_began_s = self._cpu_s()
+            step = task.driver.step(slice_s - slices.passed_s, slices)
+            if slices.handed_over:
+                return step
+            slices.end_step(self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s)
             # Whether a driver may run that cannot stop is the scheduler's decision, also within a slice.
             may_go_on = isinstance(step, Again) and step.unbounded is None and task.state is TaskState.RUNNING
-            if not may_go_on or now_s - slices.began_s >= slice_s:
-                return step, self._cpu_s() - cpu_began_s + elsewhere_s
+            if not may_go_on or slices.passed_s >= slice_s:
+                return step
 
     def _watch(self) -> None:
         while not self._closing.is_set():
@@ -141,19 +165,63 @@ class SchedulerThreads:
                 self._closing.wait(REPLACE_PAUSE_S)
 
 
-class _Slices:
-    """See Renewal: the slices of one driver from the moment at which a worker has it."""
+class _EndedStep(NamedTuple):
+    """What a driver is given back with, see `DriverScheduler.give_back`."""
 
-    def __init__(self, scheduler: DriverScheduler, task: DriverTask, clock_s: Callable[[], float]) -> None:
-        self.began_s = self.step_began_s = clock_s()
+    task: DriverTask
+    step: Step
+    used_s: float
+    steps_s: Sequence[float]
+
+
+class _Slices:
+    """See Worker: the slices of one driver from the moment at which a worker has it."""
+
+    def __init__(
+        self,
+        scheduler: DriverScheduler,
+        task: DriverTask,
+        priority: ThreadPriority,
+        begin_worker: Callable[[_EndedStep], None],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self.task = task
+        self.priority = priority
+        self.handed_over = False
+        """Whether another thread is the worker. The task of the driver is its business since then."""
         self._scheduler = scheduler
-        self._task = task
+        self._begin_worker = begin_worker
         self._clock_s = clock_s
+        self._began_s = self._step_began_s = clock_s()
+        self._used_s = 0.0
+        self._steps_s: list[float] = []
+
+    @property
+    def passed_s(self) -> float:
+        """The time of this slice, up to the end of its last step."""
+        return self._step_began_s - self._began_s
+
+    def end_step(self, cpu_s: float) -> None:
+        """Note the time of a step; the next one begins."""
+        now_s = self._clock_s()
+        self._used_s += cpu_s
+        self._steps_s.append(now_s - self._step_began_s)
+        self._step_began_s = now_s
+
+    def ended(self, step: Step) -> _EndedStep:
+        """What its driver is given back with, behind its last step."""
+        return _EndedStep(self.task, step, self._used_s, self._steps_s)
 
     def next_slice_s(self, cpu_s: float) -> float | None:
-        """See Renewal."""
+        """See Worker."""
         now_s = self._clock_s()
-        slice_s = self._scheduler.renew(self._task, cpu_s, now_s - self.step_began_s)
+        slice_s = self._scheduler.renew(self.task, cpu_s, now_s - self._step_began_s)
         if slice_s is not None:
-            self.began_s = self.step_began_s = now_s
+            self._began_s = self._step_began_s = now_s
         return slice_s
+
+    def hand_over(self, step: Step) -> None:
+        """See Worker."""
+        self.end_step(step.cpu_s or 0.0)
+        self._begin_worker(self.ended(step))
+        self.handed_over = True

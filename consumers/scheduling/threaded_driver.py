@@ -1,8 +1,12 @@
-"""A driver whose work is one call that cannot be divided into steps, on a thread of its own.
+"""A driver whose work is one call that cannot be divided into steps.
 
 DuckDB runs a statement to its end. But it calls our functions on the way, and a function may wait. The work calls
 `Turn.pause` wherever it can wait; behind the end of its slice that returns only with the next step. So at most as many
-of these threads compute as there are workers, and each worker waits for the thread that has its turn.
+threads compute as there are workers.
+
+The work begins on the thread of the worker that takes its first step, so that a short query wakes no other thread.
+Where it has to wait it keeps that thread, and another one is the worker from then on (as Go hands a P over when its M
+blocks). A worker that takes a later step waits for the thread that has the work.
 """
 
 from __future__ import annotations
@@ -15,9 +19,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Renewal, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step, Worker
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
-from headrace.consumers.scheduling.work_threads import ThreadPriority, WorkThreads
 
 UNBOUNDED_LEVEL = 1
 """Work that cannot stop has the priority of this level at most."""
@@ -26,11 +29,13 @@ UNBOUNDED_LEVEL = 1
 class Turn:
     """What the work knows of the scheduler. Used by the thread of the work alone."""
 
-    def __init__(self, driver: ThreadedDriver, priority: ThreadPriority) -> None:
+    def __init__(self, driver: ThreadedDriver, worker: Worker, slice_s: float) -> None:
+        self.has_worker = True
+        """Whether its thread is that of the worker, as it is in the first step."""
         self._driver = driver
-        self._ends_s = 0.0
+        self._ends_s = driver.clock_s() + slice_s
         self._cpu_began_s = self._cpu_first_s = driver.cpu_s()
-        self._priority = priority
+        self._priority = worker.priority
         self._unbounded = False
         self._bounded_at_pause = False
 
@@ -56,12 +61,12 @@ class Turn:
         Raises QueryCancelled behind `cancel`.
         """
         future = Future[None]()
-        self._driver.steps.put(Blocked(future, on, self.used_s()))
+        self._end_step(Blocked(future, on, self.used_s()))
         try:
             yield
         finally:
             future.set_result(None)
-            self.begin()
+            self._begin_step()
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
@@ -88,8 +93,19 @@ class Turn:
             self._priority.lower_to(UNBOUNDED_LEVEL)
             self._give_back(Again(self.used_s(), unbounded=True))
 
-    def begin(self) -> None:
-        """Wait for the next step; for the driver."""
+    def _end_step(self, step: Step) -> None:
+        """This thread computes no more until its next step."""
+        driver = self._driver
+        if not self.has_worker:
+            driver.steps.put(step)
+            return
+        worker, driver.worker = driver.worker, None
+        assert worker is not None
+        worker.hand_over(step)
+        self.has_worker = False
+
+    def _begin_step(self) -> None:
+        """Wait for the next step."""
         ends_s = self._driver.turns.get()
         if ends_s is None:
             raise QueryCancelled("the query was cancelled before its end")
@@ -103,8 +119,8 @@ class Turn:
     def _renewed(self) -> bool:
         """Whether the next slice has begun at once."""
         # To give the worker back and to get it again means to wake two threads, which takes half a slice.
-        renewal, now_s = self._driver.renewal, self._driver.clock_s()
-        slice_s = None if renewal is None else renewal.next_slice_s(self.used_s())
+        worker, now_s = self._driver.worker, self._driver.clock_s()
+        slice_s = None if worker is None else worker.next_slice_s(self.used_s())
         if slice_s is None:
             return False
         self._begin_until(now_s + slice_s)
@@ -115,8 +131,8 @@ class Turn:
         return max(0.0, self._driver.cpu_s() - self._cpu_began_s)
 
     def _give_back(self, step: Step) -> None:
-        self._driver.steps.put(step)
-        self.begin()
+        self._end_step(step)
+        self._begin_step()
 
 
 class ThreadedDriver:
@@ -126,38 +142,30 @@ class ThreadedDriver:
         self,
         work: Callable[[Turn], None],
         interrupt: Callable[[], None],
-        name: str,
-        threads: WorkThreads,
         clock_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`name` is that of the thread while it works, one of `threads`. `interrupt` may be called by any thread, also when nothing runs."""
+        """`interrupt` may be called by any thread, also when nothing runs."""
         self.clock_s = clock_s
         self.cpu_s = cpu_s
         self.cancelled = False
-        self.renewal: Renewal | None = None
+        self.worker: Worker | None = None
+        """That of the step that runs."""
         self.turns: SimpleQueue[float | None] = SimpleQueue()
         self.steps: SimpleQueue[Step | BaseException] = SimpleQueue()
         self._work = work
         self._interrupt = interrupt
-        self._name = name
-        self._threads = threads
         self._begun = False
         self._ended = threading.Event()
 
-    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+    def step(self, slice_s: float, worker: Worker) -> Step:
         """See Driver: the work runs until it pauses behind the slice, blocks, or ends."""
-        self.renewal = renewal
+        self.worker = worker
         if not self._begun:
             self._begun = True
-            self._threads.run(self._run, self._name)
+            return self._run(Turn(self, worker, slice_s))
         self.turns.put(self.clock_s() + slice_s)
-        step = self.steps.get()
-        # It leads back to the driver, and only a collection would end both.
-        self.renewal = None
-        if isinstance(step, BaseException):
-            raise step
-        return step
+        return self._returned(self.steps.get())
 
     def cancel(self) -> None:
         """See Driver."""
@@ -175,15 +183,24 @@ class ThreadedDriver:
         finally:
             self._ended.wait()
 
-    def _run(self, priority: ThreadPriority) -> None:
-        turn = Turn(self, priority)
+    def _run(self, turn: Turn) -> Step:
+        """The work to its end, on this thread: the step in which it began, if that is also its last one."""
         step: Step | BaseException
         try:
-            turn.begin()
             self._work(turn)
             step = Done(turn.used_s())
         except BaseException as error:
             step = error
         # First: whoever has the last step finds that the work has ended.
         self._ended.set()
+        if turn.has_worker:
+            return self._returned(step)
         self.steps.put(step)
+        return Done()
+
+    def _returned(self, step: Step | BaseException) -> Step:
+        # It leads back to the driver, and only a collection would end both.
+        self.worker = None
+        if isinstance(step, BaseException):
+            raise step
+        return step

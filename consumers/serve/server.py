@@ -12,6 +12,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace.consumers.serve.http_protocol import HttpProtocol
 from headrace.schemas.errors import HeadraceError
 
 STOP_S = 5.0
@@ -91,6 +92,7 @@ class Server:
         _send_logs_to_structlog()
         config = uvicorn.Config(
             self._app,
+            http=HttpProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -313,8 +313,8 @@ SCHEDULING = (
     Mutant(
         "dead_worker_is_not_replaced",
         THREADS,
-        "                self._start_worker(number, threading.current_thread())\n",
-        "                pass\n",
+        "            if self._is_replaced(number):\n",
+        "            if self._closing.wait():\n",
         WORKERS,
     ),
     Mutant(
@@ -325,11 +325,32 @@ SCHEDULING = (
         WORKERS,
     ),
     Mutant(
-        "time_of_other_threads_is_free",
+        "measured_time_is_free",
         THREADS,
-        "            elsewhere_s += step.cpu_s or 0.0\n",
-        "            pass\n",
+        "self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s)",
+        "self._cpu_s() - cpu_began_s)",
         WORKERS,
+    ),
+    Mutant(
+        "time_before_a_hand_over_is_free",
+        THREADS,
+        "        self.end_step(step.cpu_s or 0.0)\n",
+        "        self.end_step(0.0)\n",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
+        "threads_of_lower_priority_stay_workers",
+        THREADS,
+        "                if priority.level:\n",
+        "                if False:\n",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
+        "two_threads_have_one_worker",
+        THREADS,
+        "        self.handed_over = True\n",
+        "        pass\n",
+        ("test_threaded_driver.py",),
     ),
     Mutant(
         "ending_query_gets_more_drivers",

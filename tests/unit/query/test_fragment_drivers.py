@@ -25,7 +25,6 @@ from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
-from headrace.consumers.scheduling.work_threads import WorkThreads
 
 WAIT_S = 20.0
 ROWS = pa.record_batch({"x": list(range(100))})
@@ -40,7 +39,6 @@ class Host:
         limits = SchedulerLimits(2, 0.002, CapacityLimits(drivers_max), 400, 400)
         self.threads = SchedulerThreads(limits)
         self.scheduler = self.threads.scheduler
-        self.work_threads = WorkThreads()
         self.workers = 2
 
     def reports(self) -> Sequence[QueryReport]:
@@ -58,7 +56,7 @@ class Host:
             drivers = FragmentDrivers(cast(DriverHost, self), "q", TIMER, turn, 100, lambda *_: cast(Any, None))
             coordinate(drivers)
 
-        driver = ThreadedDriver(work, lambda: None, "coordinator", self.work_threads)
+        driver = ThreadedDriver(work, lambda: None)
         return self.scheduler.submit(Submission("q", [DriverSpec(driver)], 60_000, 100))
 
     def assert_empty(self) -> None:
@@ -73,7 +71,6 @@ def host() -> Iterator[Host]:
     found = Host()
     yield found
     found.threads.close()
-    found.work_threads.close()
 
 
 def rows(times: int) -> Work:
@@ -201,7 +198,6 @@ def test_a_kill_needs_one_thread_that_closes(monkeypatch: pytest.MonkeyPatch) ->
         host.assert_empty()
     finally:
         host.threads.close()
-        host.work_threads.close()
 
 
 @pytest.mark.parametrize(("works", "drivers_max"), [(4, 10), (2, 2)])
@@ -215,7 +211,6 @@ def test_without_memory_or_places_nothing_is_begun(works: int, drivers_max: int)
         host.assert_empty()
     finally:
         host.threads.close()
-        host.work_threads.close()
 
 
 def test_sessions_are_released_before_the_coordinator_goes_on(host: Host) -> None:

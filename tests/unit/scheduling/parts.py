@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Renewal, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Driver, DriverSpec, Step, Worker
 from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import DriverTask, Submission
 from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S, MultilevelQueue, Usage
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
+from headrace.consumers.scheduling.work_threads import ThreadPriority
 
 
 @dataclass(eq=False)
@@ -53,7 +56,7 @@ class ScriptedDriver:
         self.cancelled = 0
         self.closed = 0
 
-    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+    def step(self, slice_s: float, worker: Worker) -> Step:
         """See Driver."""
         assert not self.closed, "a step behind the close"
         self.taken += 1
@@ -69,6 +72,54 @@ class ScriptedDriver:
     def close(self) -> None:
         """See Driver."""
         self.closed += 1
+
+
+class Steps:
+    """The worker of a driver, on a thread of its own for each step. `lower` is that of ThreadPriority."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        next_slice_s: Callable[[float], float | None] = lambda _cpu_s: None,
+        lower: Callable[[int], None] = lambda _more: None,
+    ) -> None:
+        self._driver = driver
+        self._next_slice_s = next_slice_s
+        self._lower = lower
+
+    def step(self, slice_s: float) -> Step:
+        """One step, to its end or until another thread would be the worker. Raises what it raises."""
+        found: SimpleQueue[Step | BaseException] = SimpleQueue()
+
+        def run() -> None:
+            worker = _StepWorker(ThreadPriority(self._lower), self._next_slice_s, found.put)
+            try:
+                found.put(self._driver.step(slice_s, worker))
+            except BaseException as error:
+                found.put(error)
+
+        threading.Thread(target=run, name="step").start()
+        step = found.get(timeout=60)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    def close(self) -> None:
+        """Close the driver."""
+        self._driver.close()
+
+
+@dataclass
+class _StepWorker:
+    """See Worker."""
+
+    priority: ThreadPriority
+    next_slice_s: Callable[[float], float | None]
+    hand_over: Callable[[Step], None]
+
+
+NO_WORKER: Worker = _StepWorker(ThreadPriority(lambda _more: None), lambda _cpu_s: None, lambda _step: None)
+"""For drivers that need none."""
 
 
 class Bench:
@@ -98,7 +149,7 @@ class Bench:
         if task is None:
             return None
         try:
-            step = task.driver.step(self.scheduler.slice_s(task))
+            step = task.driver.step(self.scheduler.slice_s(task), NO_WORKER)
         except Exception as error:
             self.scheduler.fail(task, error)
         else:

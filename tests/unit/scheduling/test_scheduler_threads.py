@@ -11,7 +11,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Renewal, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step, Worker
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
@@ -176,13 +176,13 @@ def test_a_running_driver_can_be_killed(threads: SchedulerThreads) -> None:
     """One that always wants another step, and one whose step waits until it is cancelled."""
 
     class Endless(ScriptedDriver):
-        def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+        def step(self, slice_s: float, worker: Worker) -> Step:
             return Again()
 
     class Waiting(ScriptedDriver):
         began, ended = threading.Event(), threading.Event()
 
-        def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+        def step(self, slice_s: float, worker: Worker) -> Step:
             self.began.set()
             assert self.ended.wait(WAIT_S)
             return Again()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.consumers.scheduling.capacity import CapacityLimits
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Renewal, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step, Worker
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
@@ -42,7 +42,7 @@ class RandomDriver:
         self._stepping = threading.Lock()
         self.closed = 0
 
-    def step(self, slice_s: float, renewal: Renewal | None = None) -> Step:
+    def step(self, slice_s: float, worker: Worker) -> Step:
         """See Driver."""
         assert self._stepping.acquire(blocking=False), "two steps at once"
         try:

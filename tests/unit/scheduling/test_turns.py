@@ -15,10 +15,7 @@ from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory, QueryUnknown
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
-from headrace.consumers.scheduling.work_threads import WorkThreads
-from tests.unit.scheduling.parts import Bench, ScriptedDriver, VirtualClock, blocked
-
-WORK_THREADS = WorkThreads(idle_max=0)
+from tests.unit.scheduling.parts import NO_WORKER, Bench, ScriptedDriver, Steps, VirtualClock, blocked
 
 
 @dataclass(eq=False)
@@ -28,9 +25,9 @@ class Sort:
     unbounded: bool = True
 
 
-def driver_of(work: Callable[[Turn], None]) -> ThreadedDriver:
+def driver_of(work: Callable[[Turn], None], interrupt: Callable[[], None] = lambda: None) -> Steps:
     """Work with clocks that a test moves."""
-    return ThreadedDriver(work, lambda: None, "query", WORK_THREADS, VirtualClock(), VirtualClock(0.0))
+    return Steps(ThreadedDriver(work, interrupt, VirtualClock(), VirtualClock(0.0)))
 
 
 def test_a_wait_outside_needs_no_worker() -> None:
@@ -83,7 +80,7 @@ def test_a_wait_outside_ends_with_its_query() -> None:
             ended.append(type(error))
             raise
 
-    driver = ThreadedDriver(work, leave.set, "query", WORK_THREADS, VirtualClock(), VirtualClock(0.0))
+    driver = driver_of(work, leave.set)
     assert isinstance(driver.step(1.0), Blocked)
     driver.close()
     assert [QueryCancelled] == ended
@@ -159,7 +156,7 @@ def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
     short = bench.submit(ScriptedDriver())
     assert bench.scheduler.take(0) is short.tasks[0]
     bench.scheduler.give_back(short.tasks[0], Done(), 0.001)
-    bench.scheduler.give_back(first, first.driver.step(0.0), 0.001)
+    bench.scheduler.give_back(first, first.driver.step(0.0, NO_WORKER), 0.001)
     bench.run()
     assert all(query.wait(0) for query in (*sorts, short))
 

@@ -20,7 +20,7 @@ from headrace.consumers.scheduling.work_threads import (
     ThreadPriority,
     WorkThreads,
 )
-from tests.unit.scheduling.parts import VirtualClock
+from tests.unit.scheduling.parts import Steps, VirtualClock
 from tests.waiting import eventually
 
 WAIT_S = 60.0
@@ -115,7 +115,7 @@ def test_only_the_thread_itself_is_lowered() -> None:
 def test_work_that_takes_long_has_lower_priority() -> None:
     """A driver lowers its thread when it comes into a level, and before steps that cannot stop."""
     added = list[int]()
-    threads, clock, cpu = WorkThreads(lower=added.append), VirtualClock(), VirtualClock(0.0)
+    clock, cpu = VirtualClock(), VirtualClock(0.0)
 
     def work(turn: Turn) -> None:
         cpu.now_s += 0.5
@@ -125,10 +125,9 @@ def test_work_that_takes_long_has_lower_priority() -> None:
         clock.now_s += 5.0
         turn.pause()
 
-    driver = ThreadedDriver(work, lambda: None, "query", threads, clock, cpu)
+    driver = Steps(ThreadedDriver(work, lambda: None, clock, cpu), lower=added.append)
     assert Again(0.5, unbounded=True) == driver.step(1.0)
     assert Again(10.0) == driver.step(1.0)
     assert Done(0.0) == driver.step(1.0)
     assert [NICE_STEP, NICE_STEP] == added
     driver.close()
-    threads.close()

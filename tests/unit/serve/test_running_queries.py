@@ -69,7 +69,8 @@ def test_the_command_lists_and_kills(client: httpx.Client) -> None:
             if option:
                 assert [query_id] == [each["id"] for each in json.loads(shown.stdout)]
                 assert {"killed": query_id} == json.loads(killed.stdout)
-    assert [] == json.loads(command(client, "--running", "--json").stdout)
+    # What is killed ends at its next interrupt.
+    eventually(lambda: not json.loads(command(client, "--running", "--json").stdout), "no query")
 
 
 def test_the_command_names_a_query_that_is_not_there(client: httpx.Client) -> None:

@@ -71,3 +71,44 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(node: FakeNode) -> N
         assert next(answer.iter_bytes())
         server.stop()
     assert "http" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("field", [b"x-filler: a\r\n", b"a"], ids=["many fields", "one field"])
+def test_a_head_without_an_end_is_refused(node: FakeNode, field: bytes) -> None:
+    """One line and the end of the connection: what a client sends before a body takes no memory beyond the limit."""
+    server = Server(create_app(node))
+    host, port = server.start().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx-long: ")
+        try:
+            for _ in range(1_000):
+                client.sendall(field * 1_000)
+            answer = client.recv(1_000)
+        except ConnectionError:
+            # The answer was on its way when more came for a connection that is closed.
+            answer = b"400 larger"
+        assert b"400" in answer
+        assert b"larger" in answer
+    assert 200 == httpx.get(f"{server.url}/health/live").status_code
+    server.stop()
+
+
+def test_requests_behind_one_another_are_answered(node: FakeNode) -> None:
+    """Many on one connection, sent at once and in single bytes, each with its body: none counts for the next one."""
+    server = Server(create_app(node))
+    host, port = server.start().removeprefix("http://").split(":")
+    body = b'{"sql": "SELECT 1 AS x' + b" " * 40_000 + b'"}'
+    head = b"POST /api/v1/query HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(request * 5)
+        for byte in head:
+            client.sendall(bytes([byte]))
+        client.sendall(request[len(head) :])
+        found = b""
+        while found.count(b"HTTP/1.1 ") < 6 or not found.endswith(b"\n"):
+            part = client.recv(65_536)
+            assert part, found
+            found += part
+    assert 6 == found.count(b"HTTP/1.1 200")
+    server.stop()
