@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import signal
 import sys
@@ -157,6 +158,8 @@ def _without_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        # DuckDB reports as leaked what is not collected at the end.
+        atexit.register(gc.unfreeze)
 
 
 def load_node_settings(flags: Mapping[str, object]) -> Settings:

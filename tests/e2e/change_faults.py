@@ -92,15 +92,15 @@ def drawn_faults(seed: int, number: int) -> list[Fault]:
     return faults
 
 
-def by_change(faults: Sequence[Fault]) -> list[list[Fault]]:
-    """Faults in pairs, those of a pair in the order of their phases."""
+def by_change(faults: Sequence[Fault], per_change: int) -> list[list[Fault]]:
+    """The faults of each change, in the order of their phases."""
     order = [Phase.PRE, Phase.FORMAL, Phase.MIGRATING]
-    pairs = [faults[place : place + FAULTS_PER_CHANGE] for place in range(0, len(faults), FAULTS_PER_CHANGE)]
-    return [sorted(pair, key=lambda each: order.index(each.phase)) for pair in pairs]
+    parts = [faults[place : place + per_change] for place in range(0, len(faults), per_change)]
+    return [sorted(part, key=lambda each: order.index(each.phase)) for part in parts]
 
 
 class ChangeFaultRun:
-    """One schedule of faults, two in each change. `run` returns when everything was compared."""
+    """One schedule of faults. `run` returns when everything was compared."""
 
     def __init__(
         self, cluster: LocalCluster, client: Client, events: EventLog, seed: int, pace: Pace | None = None
@@ -116,8 +116,8 @@ class ChangeFaultRun:
         self._log: Log
         self.load = ChangeLoad(client, self._asked, seed, pace)
 
-    def run(self, faults: Sequence[Fault]) -> None:
-        """Change the members, with two faults in each change. Raises FaultRunFailed."""
+    def run(self, faults: Sequence[Fault], per_change: int = FAULTS_PER_CHANGE) -> None:
+        """Change the members, with some faults in each change. Raises FaultRunFailed."""
         try:
             with closing(KafkaLog(self._cluster.bootstrap)) as self._log:
                 self._changes = ClusterChanges(self._log, self._topics)
@@ -126,7 +126,7 @@ class ChangeFaultRun:
                 with closing(self._changes), closing(self._follower), closing(self._statuses):
                     with running(self.load):
                         self._await_rows(ROWS_BEFORE)
-                        for number, chosen in enumerate(by_change(faults)):
+                        for number, chosen in enumerate(by_change(faults, per_change)):
                             self._change("remove" if number % 2 else "add", chosen)
                     self._compare()
         except Exception as error:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
@@ -26,6 +26,7 @@ from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import close_session, open_session
 from headrace.schemas.records import Create
 from headrace.schemas.tables import TimeResolution
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="session")
@@ -88,23 +89,49 @@ class IngestCluster:
 
     def produce(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, partitions: int = 1) -> None:
         """Append raw messages, round-robin over the partitions."""
-        producer = Producer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "linger.ms": 20,
-                # A retry must neither repeat nor reorder messages.
-                "enable.idempotence": True,
-                "queue.buffering.max.messages": 1_000_000,
-                "log_level": 0,
-            }
-        )
-        for number, value in enumerate(values):
-            producer.produce(self.raw, value, key=keys[number] if keys else None, partition=number % partitions)
-        assert producer.flush(30) == 0
+        produce(self.bootstrap, self.raw, values, partitions, keys)
 
     def dead_letters(self) -> list[Record]:
         """The records of the dead-letter topic."""
         return read_to_end(self.log, dlq(self.raw), timeout_s=20)
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    values: Sequence[bytes],
+    partitions: int,
+    keys: Sequence[bytes | None] | None = None,
+) -> None:
+    """Append raw messages, round-robin over the partitions."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            # A retry must neither repeat nor reorder messages.
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 1_000_000,
+            "log_level": 0,
+        }
+    )
+    failed = list[KafkaError]()
+
+    def note(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    for number, value in enumerate(values):
+        key = keys[number] if keys else None
+        producer.produce(topic, value, key=key, partition=number % partitions, on_delivery=note)
+    assert producer.flush(60) == 0
+    assert [] == failed
+
+
+def add_partitions(bootstrap: str, topic: str, partitions: int) -> None:
+    """Let a topic have so many partitions, and wait until the broker says so: a producer would refuse the new ones."""
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        eventually(lambda: len(admin.list_topics(topic).topics[topic].partitions) == partitions, "the partitions")
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
@@ -28,7 +27,7 @@ from headrace.schemas.tables import TimeResolution
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare
 from tests.schema_registry import SchemaRegistry, schema_registry
-from tests.spark.conftest import IngestCluster
+from tests.spark.conftest import IngestCluster, add_partitions, produce
 from tests.spark.format_cases import FormatCase, cases, table_of
 from tests.spark.stored import stored_tables
 
@@ -62,14 +61,6 @@ def create(cluster: IngestCluster, topic: str, partitions: int) -> None:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
 
-def produce(cluster: IngestCluster, topic: str, values: Sequence[bytes], partitions: int) -> None:
-    """Append raw messages, round-robin over the partitions."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "enable.idempotence": True})
-    for number, value in enumerate(values):
-        producer.produce(topic, value, partition=number % partitions)
-    assert producer.flush(60) == 0
-
-
 def assert_content(cluster: IngestCluster, name: str, case: FormatCase, rows: pa.Table, tags: Sequence[str]) -> None:
     """The table has the generator's rows, and the queue the bad messages."""
     stored = stored_tables(cluster.log, cluster.topics)[table_of(name)]
@@ -90,7 +81,7 @@ def test_formats_become_the_generated_rows(
         if name not in SHORT:
             continue
         create(cluster, name, 2)
-        produce(cluster, name, case.mixed(), 2)
+        produce(cluster.bootstrap, name, case.mixed(), 2)
         options = case.format_options(cluster, name)
         job = IngestJob(
             cluster.topics.cluster,
@@ -155,7 +146,7 @@ def test_a_format_survives_kills_and_a_new_partition(
     mixed = case.mixed()
     half = len(mixed) // 2
     create(cluster, name, 2)
-    produce(cluster, name, mixed[:half], 2)
+    produce(cluster.bootstrap, name, mixed[:half], 2)
     for kill in range(KILLS):
         with ingesting(case, cluster, name) as process:
             wait_for_batch(cluster, name, batches(cluster, name), process)
@@ -163,9 +154,8 @@ def test_a_format_survives_kills_and_a_new_partition(
             assert process.poll() is None, process.communicate()
             process.kill()
         if kill == KILLS // 2:
-            with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
-                admin.create_partitions([NewPartitions(name, 3)])[name].result(30)
-            produce(cluster, name, mixed[half:], 3)
+            add_partitions(cluster.bootstrap, name, 3)
+            produce(cluster.bootstrap, name, mixed[half:], 3)
     for _ in range(2):
         with ingesting(case, cluster, name, "--available-now") as process:
             stdout, stderr = process.communicate(timeout=WAIT_S)

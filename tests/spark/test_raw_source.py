@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,7 +15,7 @@ from headrace.pipeline.ingest_run import has_nothing_left
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_options import options_of
 from headrace.pipeline.raw_source import NAME, RawSource
-from tests.spark.conftest import IngestCluster
+from tests.spark.conftest import IngestCluster, add_partitions
 from tests.spark.queries import STARTS_MAX, WORKER_LATE, run_to_end
 from tests.spark.stored import stored_tables
 from tests.waiting import eventually
@@ -63,8 +62,7 @@ def test_every_report_has_the_rows_and_counts_of_its_batch(spark: SparkSession, 
     cluster.produce([*LINES, b"bad", b""], partitions=2)
     query = started(spark, job, run)
     wait_for_the_end(query)
-    with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
-        admin.create_partitions([NewPartitions(cluster.raw, 3)])[cluster.raw].result(10)
+    add_partitions(cluster.bootstrap, cluster.raw, 3)
     cluster.produce([b"", b"", b"t,host=new x=1 99"], partitions=3)
     eventually(lambda: len(stored_tables(cluster.log, cluster.topics)["t"]) == 41, "the added partition", 150)
     reports = reports_to_the_end(query)
