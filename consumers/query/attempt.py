@@ -92,19 +92,17 @@ class Attempt:
         """Run it to its last row."""
         host, wanted = self._host, self._wanted
 
-        def opened(resources: ExitStack, pauses: Pauses) -> Session:
+        def opened(resources: ExitStack, turn: Turn, pauses: Pauses) -> Session:
             return Session(
-                host.database, resources, fence, self._timer, self._memory_mb, now_us, host.on_unreadable, pauses
+                host.database, resources, fence, self._timer, self._memory_mb, now_us, host.on_unreadable, turn, pauses
             )
 
-        def bound_in(resources: ExitStack, pauses: Pauses) -> Session:
-            session = opened(resources, pauses)
+        def bound_in(resources: ExitStack, turn: Turn, pauses: Pauses) -> Session:
+            session = opened(resources, turn, pauses)
             session.bind(session.check(wanted.sql), wanted.parameters)
             return session
 
-        # It may make an instance, for which the next queries would overtake this one, and each would make another.
-        with self._turn.uncharged():
-            session = opened(self._resources, self)
+        session = opened(self._resources, self._turn, self)
         # What outgrew the memory of a small query needs all that it has in one place.
         if not self._outgrown:
             self._drivers = FragmentDrivers(host, self._id, self._timer, self._turn, self._memory_mb, bound_in)

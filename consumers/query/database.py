@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,9 +45,7 @@ PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
 IDLE_MAX = 32
-"""Instances of 4 MB that wait for queries: to make one takes longer than a short query, and a burst of queries that
-lacks them makes them while others wait.
-"""
+"""Instances of 4 MB that wait for queries: to make one takes longer than a short query."""
 IDLE_KEPT = 12
 """Those that wait, also if nobody needs so many."""
 SPARE_MAX = 4
@@ -139,8 +137,10 @@ class LockedDatabase:
         self._spare_mb = spare_mb
         self._directories = tuple(Path(directory).resolve() for directory in directories)
         self._settings = settings
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._closed = False
+        self._making = False
+        """Whether a query makes an instance."""
         self._idle: list[Instance] = []
         self._numbers = itertools.count()
         self._lent = 0
@@ -152,17 +152,14 @@ class LockedDatabase:
         self.checked = CheckedStatements()
         self.divisions = Divisions()
 
-    def lease(self, memory_mb: int) -> Instance:
-        """An instance of this memory for one query, for `give_back`. Raises QueryError after `close`."""
-        with self._lock:
-            if self._closed:
-                raise QueryError("this node no longer answers queries", action="ask another node")
+    def lease(self, memory_mb: int, outside: Callable[[], AbstractContextManager[None]] = nullcontext) -> Instance:
+        """An instance of this memory for one query, for `give_back`. Raises QueryError after `close`.
+
+        `outside` surrounds the wait where none is idle.
+        """
+        with self._changed:
+            instance = self._taken(memory_mb)
             self._lent += memory_mb == self._spare_mb
-            # The one that came back last knows the footers of the files that are read now.
-            places = (place for place in range(len(self._idle) - 1, -1, -1) if self._idle[place].memory_mb == memory_mb)
-            found = next(places, None)
-            instance = None if found is None else self._idle.pop(found)
-            self._idle_fewest = min(self._idle_fewest, len(self._idle))
             lacks, begins = self._lacks_spares(), not self._spares_run
             self._spares_run = self._spares_run or lacks
         if lacks:
@@ -171,12 +168,47 @@ class LockedDatabase:
                 if begins:
                     self._spares.start()
             self._spares.wake()
+        if instance is not None:
+            return instance
         try:
-            return instance or self._made(memory_mb)
+            with outside():
+                instance = self._awaited(memory_mb)
         except BaseException:
-            with self._lock:
-                self._lent -= memory_mb == self._spare_mb
+            # The query may have ended behind the wait.
+            if instance is not None:
+                self.give_back(instance, reusable=True)
+            else:
+                with self._changed:
+                    self._lent -= memory_mb == self._spare_mb
             raise
+        return instance
+
+    def _taken(self, memory_mb: int) -> Instance | None:
+        """An idle instance, if there is one. Under the lock."""
+        if self._closed:
+            raise QueryError("this node no longer answers queries", action="ask another node")
+        # The one that came back last knows the footers of the files that are read now.
+        places = (place for place in range(len(self._idle) - 1, -1, -1) if self._idle[place].memory_mb == memory_mb)
+        found = next(places, None)
+        instance = None if found is None else self._idle.pop(found)
+        self._idle_fewest = min(self._idle_fewest, len(self._idle))
+        return instance
+
+    def _awaited(self, memory_mb: int) -> Instance:
+        """One that comes back, or one that is made: what is sooner."""
+        with self._changed:
+            # One at a time: a burst of queries that all made one would need as many, and others come back meanwhile.
+            while (instance := self._taken(memory_mb)) is None and self._making:
+                self._changed.wait()
+            if instance is not None:
+                return instance
+            self._making = True
+        try:
+            return self._made(memory_mb)
+        finally:
+            with self._changed:
+                self._making = False
+                self._changed.notify_all()
 
     def _lacks_spares(self) -> bool:
         """Whether one more should be made ahead. Under the lock."""
@@ -190,7 +222,7 @@ class LockedDatabase:
 
     def _close_unused(self) -> None:
         """Close those beyond IDLE_KEPT that nobody has needed for SPARE_INTERVAL_S."""
-        with self._lock:
+        with self._changed:
             now_s = self._clock_s()
             if now_s - self._looked_s < SPARE_INTERVAL_S:
                 return
@@ -203,13 +235,14 @@ class LockedDatabase:
 
     def _make_spares(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 if not self._lacks_spares():
                     return
             instance = self._made(self._spare_mb)
-            with self._lock:
+            with self._changed:
                 if keeps := not self._closed:
                     self._idle.append(instance)
+                    self._changed.notify_all()
             if not keeps:
                 instance.close()
 
@@ -224,10 +257,11 @@ class LockedDatabase:
         """The query of an instance has ended. Not `reusable`: it may be broken, or hold much."""
         instance.pauses = None
         spare = None
-        with self._lock:
+        with self._changed:
             self._lent -= instance.memory_mb == self._spare_mb
             if reusable and not self._closed:
                 self._idle.append(instance)
+                self._changed.notify_all()
                 spare = self._idle.pop(0) if len(self._idle) > IDLE_MAX else None
             else:
                 spare = instance
@@ -241,8 +275,9 @@ class LockedDatabase:
 
     def close(self) -> None:
         """Lend no more. Instances of running queries end when they are given back."""
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
             idle, self._idle = self._idle, []
         self._spares.stop()
         for instance in idle:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.exchange import Exchange
 from headrace.consumers.query.file_shares import shares_of
 from headrace.consumers.query.group_scans import GroupScan, rows_near
@@ -37,6 +38,7 @@ ANSWER_BYTES_MAX = 16_000_000
 
 
 Work = Callable[[Session], Iterator[pa.RecordBatch]]
+SessionMaker = Callable[[ExitStack, Turn, Pauses], Session]
 
 
 class DriverHost(Protocol):
@@ -66,7 +68,7 @@ class FragmentDrivers:
         timer: QueryTimer,
         turn: Turn,
         memory_mb: int,
-        open_session: Callable[[ExitStack, _PartPauses], Session],
+        open_session: SessionMaker,
     ) -> None:
         """`memory_mb` is that of each session. `open_session` makes one that runs parts of the query's statement."""
         self._host = host
@@ -186,9 +188,7 @@ def _over(
 class _Part:
     """One driver's share of a fragment: run once by the thread of its driver, unless it is forgone before."""
 
-    def __init__(
-        self, work: Work, exchange: Exchange, open_session: Callable[[ExitStack, _PartPauses], Session]
-    ) -> None:
+    def __init__(self, work: Work, exchange: Exchange, open_session: SessionMaker) -> None:
         self.ended = Future[None]()
         self._work = work
         self._exchange = exchange
@@ -220,7 +220,7 @@ class _Part:
         self.ended.set_result(None)
 
     def _run(self, resources: ExitStack, turn: Turn) -> None:
-        session = self._open_session(resources, _PartPauses(turn, self._exchange))
+        session = self._open_session(resources, turn, _PartPauses(turn, self._exchange))
         try:
             for batch in self._work(session):
                 if self._exchange.stopped:

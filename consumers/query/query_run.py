@@ -119,7 +119,7 @@ class QueryRun:
 
     def _ran_on_range(self, fence: ReadFence, turn: Turn) -> bool:
         """Whether a range of time had all rows that a statement wants, see `top_rows`. Nothing is shown if not."""
-        for each in self._ranges(fence):
+        for each in self._ranges(fence, turn):
             held = HeldOutput(self.output)
             try:
                 self._try(replace(self._wanted, sql=each.sql), held, fence, turn)
@@ -134,13 +134,13 @@ class QueryRun:
                 return True
         return False
 
-    def _ranges(self, fence: ReadFence) -> list[TopRange]:
+    def _ranges(self, fence: ReadFence, turn: Turn) -> list[TopRange]:
         if not may_want_top(self._wanted.sql):
             return []
         host = self._host
         with ExitStack() as resources:
             session = Session(
-                host.database, resources, fence, self._timer, self._memory_mb, self._now_us, host.on_unreadable
+                host.database, resources, fence, self._timer, self._memory_mb, self._now_us, host.on_unreadable, turn
             )
             try:
                 return ranges_of(host, session, self._wanted)

@@ -59,7 +59,9 @@ class ScanStatement:
         self._table = table
         self._turn = turn
         self._resources = resources
-        self._session = Session(engine.database, resources, fence, timer, memory_mb, now_us, engine.on_unreadable, self)
+        self._session = Session(
+            engine.database, resources, fence, timer, memory_mb, now_us, engine.on_unreadable, turn, self
+        )
         self.figures: ScanFigures | None = None
         """What was read, if the asker wants to know."""
 

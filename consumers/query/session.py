@@ -41,7 +41,7 @@ from headrace.consumers.query.query_errors import (
 )
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.table_names import Resolved, TableKey
-from headrace.consumers.query.table_source import ReadFence
+from headrace.consumers.query.table_source import ReadFence, Waits
 from headrace.consumers.query.views import (
     FilePauses,
     PausingRows,
@@ -52,6 +52,7 @@ from headrace.consumers.query.views import (
     quoted,
     view_query,
 )
+from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
@@ -74,12 +75,13 @@ class Session:
         timer: QueryTimer,
         memory_mb: int,
         now_us: int,
-        on_unreadable: Callable[[], None] = lambda: None,
+        on_unreadable: Callable[[], None],
+        waits: Waits,
         pauses: Pauses | None = None,
     ) -> None:
-        """Takes an instance of `memory_mb`, whose scans call `pauses`. `timer` interrupts its statements.
+        """Takes an instance of `memory_mb`, whose scans call `pauses`, and waits for it under `waits`.
 
-        `on_unreadable` is called when a query meets a segment that cannot be read.
+        `timer` interrupts its statements. `on_unreadable` is called when a query meets a segment that cannot be read.
         """
         self._on_unreadable = on_unreadable
         self._database = database
@@ -93,7 +95,7 @@ class Session:
         self.divisions = database.divisions
         self.now_us = now_us
         self.timer = timer
-        self._instance = database.lease(memory_mb)
+        self._instance = database.lease(memory_mb, partial(waits.outside, BlockedOn.INSTANCE))
         self._instance.pauses = pauses
         self._connection = self._instance.connection
         resources.callback(self._give_back)

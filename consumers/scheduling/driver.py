@@ -21,6 +21,7 @@ class BlockedOn(StrEnum):
     REMOTE = "remote"
     FILE = "file"
     LOG = "log"
+    INSTANCE = "instance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,16 @@ class Worker(Protocol):
         """That of the thread."""
         ...
 
+    def end_step(self) -> None:
+        """One of several steps of the call has ended, and the next one begins within the slice."""
+        ...
+
     def next_slice_s(self, cpu_s: float) -> float | None:
-        """The length of the next slice, behind one of `cpu_s`; None: the step has to end, and says what it used."""
+        """The length of the next slice, behind one of `cpu_s`; None: the call has to end, and says what it used."""
         ...
 
     def hand_over(self, step: Step) -> None:
-        """End the step, whose call goes on: from here on another thread is the worker.
+        """End the last step of a call that goes on: from here on another thread is the worker.
 
         What the call returns later counts for nothing, and it must not raise.
         """

@@ -193,8 +193,8 @@ class DriverScheduler:
         """How long a driver may run before it returns."""
         return (task.usage.level + 1) * self.limits.slice_s
 
-    def renew(self, task: DriverTask, used_s: float, step_s: float) -> float | None:
-        """The next slice of a driver that `take` gave out, behind a step as in `give_back`; None: give it back.
+    def renew(self, task: DriverTask, used_s: float, steps_s: Sequence[float]) -> float | None:
+        """The next slice of a driver that `take` gave out, behind one as in `give_back`; None: give it back.
 
         It has one while nobody else is ready. To give it back and take it again would come to the same.
         """
@@ -202,7 +202,7 @@ class DriverScheduler:
             if task.state is not TaskState.RUNNING or task.unbounded or len(self._queue):
                 return None
             self._queue.charge(task, used_s)
-            self.statistics.add_steps([step_s], self.slice_s(task))
+            self.statistics.add_steps(steps_s, self.slice_s(task))
             self._queue.offer(task)
             self._queue.poll()
             return self.slice_s(task)

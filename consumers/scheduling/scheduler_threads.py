@@ -149,7 +149,8 @@ class SchedulerThreads:
             step = task.driver.step(slice_s - slices.passed_s, slices)
             if slices.handed_over:
                 return step
-            slices.end_step(self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s)
+            slices.end_step()
+            slices.used_s += self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s
             # Whether a driver may run that cannot stop is the scheduler's decision, also within a slice.
             may_go_on = isinstance(step, Again) and step.unbounded is None and task.state is TaskState.RUNNING
             if not may_go_on or slices.passed_s >= slice_s:
@@ -187,13 +188,14 @@ class _Slices:
     ) -> None:
         self.task = task
         self.priority = priority
+        self.used_s = 0.0
+        """The processor time of the steps that have ended, since the last renewal."""
         self.handed_over = False
         """Whether another thread is the worker. The task of the driver is its business since then."""
         self._scheduler = scheduler
         self._begin_worker = begin_worker
         self._clock_s = clock_s
         self._began_s = self._step_began_s = clock_s()
-        self._used_s = 0.0
         self._steps_s: list[float] = []
 
     @property
@@ -201,27 +203,28 @@ class _Slices:
         """The time of this slice, up to the end of its last step."""
         return self._step_began_s - self._began_s
 
-    def end_step(self, cpu_s: float) -> None:
-        """Note the time of a step; the next one begins."""
+    def end_step(self) -> None:
+        """See Worker."""
         now_s = self._clock_s()
-        self._used_s += cpu_s
         self._steps_s.append(now_s - self._step_began_s)
         self._step_began_s = now_s
 
     def ended(self, step: Step) -> _EndedStep:
         """What its driver is given back with, behind its last step."""
-        return _EndedStep(self.task, step, self._used_s, self._steps_s)
+        return _EndedStep(self.task, step, self.used_s, self._steps_s)
 
     def next_slice_s(self, cpu_s: float) -> float | None:
         """See Worker."""
         now_s = self._clock_s()
-        slice_s = self._scheduler.renew(self.task, cpu_s, now_s - self._step_began_s)
+        slice_s = self._scheduler.renew(self.task, cpu_s, [*self._steps_s, now_s - self._step_began_s])
         if slice_s is not None:
             self._began_s = self._step_began_s = now_s
+            self._steps_s = []
         return slice_s
 
     def hand_over(self, step: Step) -> None:
         """See Worker."""
-        self.end_step(step.cpu_s or 0.0)
+        self.end_step()
+        self.used_s += step.cpu_s or 0.0
         self._begin_worker(self.ended(step))
         self.handed_over = True

@@ -47,7 +47,10 @@ class Turn:
         if self._bounded_at_pause:
             self._bounded_at_pause = False
             self._give_back(Again(self.used_s(), unbounded=False))
-        elif driver.clock_s() >= self._ends_s and not self._renewed():
+        elif driver.clock_s() < self._ends_s:
+            assert driver.worker is not None
+            driver.worker.end_step()
+        elif not self._renewed():
             self._give_back(Again(self.used_s()))
 
     def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
@@ -56,7 +59,7 @@ class Turn:
 
     @contextmanager
     def outside(self, on: BlockedOn) -> Iterator[None]:
-        """Without a worker inside: for a wait that is no future. Behind it comes the next step.
+        """Without a worker inside: for a wait that is no future. Behind it comes the next step. Nothing inside is charged.
 
         Raises QueryCancelled behind `cancel`.
         """
@@ -67,17 +70,6 @@ class Turn:
         finally:
             future.set_result(None)
             self._begin_step()
-
-    @contextmanager
-    def uncharged(self) -> Iterator[None]:
-        """The processor time inside counts for no query: for what is made once and serves later ones too."""
-        began_s = self._driver.cpu_s()
-        try:
-            yield
-        finally:
-            spent_s = self._driver.cpu_s() - began_s
-            self._cpu_began_s += spent_s
-            self._cpu_first_s += spent_s
 
     def set_unbounded_once(self) -> None:
         """The work does what cannot stop until its next pause, such as to bind a long statement: wait for a turn."""

@@ -194,15 +194,15 @@ SCHEDULING = (
     Mutant(
         "renewed_slices_are_free",
         SCHEDULER,
-        "            self._queue.charge(task, used_s)\n            self.statistics.add_steps([step_s]",
-        "            self.statistics.add_steps([step_s]",
+        "                return None\n            self._queue.charge(task, used_s)\n",
+        "                return None\n",
         ("test_renewed_slices.py",),
     ),
     Mutant(
-        "instances_are_charged_to_short_queries",
+        "time_outside_is_charged",
         "scheduling/threaded_driver.py",
-        "            self._cpu_began_s += spent_s\n",
-        "            pass\n",
+        "        self._cpu_began_s = self._driver.cpu_s()\n        self._priority",
+        "        self._priority",
         ("test_threaded_driver.py",),
     ),
     Mutant(
@@ -327,15 +327,15 @@ SCHEDULING = (
     Mutant(
         "measured_time_is_free",
         THREADS,
-        "self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s)",
-        "self._cpu_s() - cpu_began_s)",
+        "self._cpu_s() - cpu_began_s if step.cpu_s is None else step.cpu_s\n",
+        "self._cpu_s() - cpu_began_s\n",
         WORKERS,
     ),
     Mutant(
         "time_before_a_hand_over_is_free",
         THREADS,
-        "        self.end_step(step.cpu_s or 0.0)\n",
-        "        self.end_step(0.0)\n",
+        "        self.used_s += step.cpu_s or 0.0\n",
+        "        pass\n",
         ("test_threaded_driver.py",),
     ),
     Mutant(

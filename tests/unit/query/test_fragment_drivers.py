@@ -218,8 +218,8 @@ def test_sessions_are_released_before_the_coordinator_goes_on(host: Host) -> Non
     closed: list[int] = []
 
     def coordinate(drivers: FragmentDrivers) -> None:
-        def opened(resources: ExitStack, pauses: object) -> Any:
-            del pauses
+        def opened(resources: ExitStack, turn: Turn, pauses: object) -> Any:
+            del turn, pauses
             resources.callback(closed.append, 1)
 
         drivers._open_session = opened

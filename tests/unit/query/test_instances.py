@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.consumers.query import database as database_module
 from headrace.consumers.query.database import IDLE_KEPT, SPARE_INTERVAL_S, Instance, LockedDatabase
+from headrace.consumers.query.query_errors import QueryCancelled, QueryError
 from headrace.consumers.query.settings import QuerySettings
 from tests.unit.scheduling.parts import VirtualClock
 from tests.waiting import eventually
@@ -113,3 +118,90 @@ def test_instances_that_nobody_needs_are_closed(tmp_path: Path, made: list[Insta
         database._tend_idle()
         assert left == len(database._idle), (needed, left)
     database.close()
+
+
+class Slow:
+    """Makes instances when a test lets it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end = threading.Semaphore(0), threading.Event()
+        opens = database_module._open
+
+        def slow(*given: Any) -> Any:
+            self.begun.release()
+            assert self.may_end.wait(60)
+            return opens(*given)
+
+        patch.setattr(database_module, "_open", slow)
+
+
+def test_a_query_takes_what_comes_back_while_another_makes_one(
+    tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst of queries does not make an instance each: one at a time is made, and the others take what is sooner."""
+    database = LockedDatabase([tmp_path], QuerySettings())
+    first = database.lease(MEMORY_MB)
+    slow = Slow(monkeypatch)
+    with ThreadPoolExecutor(4) as threads:
+        making = threads.submit(database.lease, MEMORY_MB)
+        assert slow.begun.acquire(timeout=60)
+        waiting = [threads.submit(database.lease, MEMORY_MB) for _ in range(2)]
+        eventually(lambda: len(database._changed._waiters) == 2, "two wait")  # type: ignore[attr-defined]
+        database.give_back(first, reusable=True)
+        eventually(lambda: any(each.done() for each in waiting), "one has what came back")
+        assert [True] == [each.result() is first for each in waiting if each.done()]
+        slow.may_end.set()
+        leased = {making.result(60), *(each.result(60) for each in waiting)}
+    assert leased == {*made}
+    assert 3 == len(made)
+    for instance in leased:
+        database.give_back(instance, reusable=True)
+    database.close()
+
+
+def test_a_query_waits_outside_for_what_is_made(tmp_path: Path) -> None:
+    """It has no worker meanwhile; one that finds an idle instance keeps it."""
+    database, waits = LockedDatabase([tmp_path], QuerySettings()), list[str]()
+
+    @contextmanager
+    def outside() -> Iterator[None]:
+        waits.append("begins")
+        yield
+        waits.append("ends")
+
+    for _ in range(2):
+        database.give_back(database.lease(MEMORY_MB, outside), reusable=True)
+    assert ["begins", "ends"] == waits
+    database.close()
+
+
+def test_a_query_that_ends_while_it_waits_leaves_the_instance(tmp_path: Path, made: list[Instance]) -> None:
+    """What was made for it is for the next one."""
+    database = LockedDatabase([tmp_path], QuerySettings())
+
+    @contextmanager
+    def outside() -> Iterator[None]:
+        yield
+        raise QueryCancelled("the query was cancelled before its end")
+
+    with pytest.raises(QueryCancelled):
+        database.lease(MEMORY_MB, outside)
+    assert made == [database.lease(MEMORY_MB)]
+    database.give_back(made[0], reusable=True)
+    database.close()
+
+
+def test_the_close_ends_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get an error at once, and who makes an instance gets it."""
+    database, slow = LockedDatabase([tmp_path], QuerySettings()), Slow(monkeypatch)
+    with ThreadPoolExecutor(2) as threads:
+        making = threads.submit(database.lease, MEMORY_MB)
+        assert slow.begun.acquire(timeout=60)
+        waiting = threads.submit(database.lease, MEMORY_MB)
+        eventually(lambda: bool(database._changed._waiters), "one waits")  # type: ignore[attr-defined]
+        database.close()
+        with pytest.raises(QueryError):
+            waiting.result(60)
+        slow.may_end.set()
+        database.give_back(making.result(60), reusable=True)
+    assert [] == database._idle

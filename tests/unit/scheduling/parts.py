@@ -86,13 +86,18 @@ class Steps:
         self._driver = driver
         self._next_slice_s = next_slice_s
         self._lower = lower
+        self.inner = 0
+        """Steps that ended within their slices."""
+
+    def _note(self) -> None:
+        self.inner += 1
 
     def step(self, slice_s: float) -> Step:
         """One step, to its end or until another thread would be the worker. Raises what it raises."""
         found: SimpleQueue[Step | BaseException] = SimpleQueue()
 
         def run() -> None:
-            worker = _StepWorker(ThreadPriority(self._lower), self._next_slice_s, found.put)
+            worker = _StepWorker(ThreadPriority(self._lower), self._next_slice_s, found.put, self._note)
             try:
                 found.put(self._driver.step(slice_s, worker))
             except BaseException as error:
@@ -116,9 +121,12 @@ class _StepWorker:
     priority: ThreadPriority
     next_slice_s: Callable[[float], float | None]
     hand_over: Callable[[Step], None]
+    end_step: Callable[[], None]
 
 
-NO_WORKER: Worker = _StepWorker(ThreadPriority(lambda _more: None), lambda _cpu_s: None, lambda _step: None)
+NO_WORKER: Worker = _StepWorker(
+    ThreadPriority(lambda _more: None), lambda _cpu_s: None, lambda _step: None, lambda: None
+)
 """For drivers that need none."""
 
 

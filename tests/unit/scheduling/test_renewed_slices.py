@@ -21,7 +21,7 @@ def test_a_driver_that_is_alone_has_its_next_slice_at_once(used_s: float) -> Non
         assert task is query.tasks[0]
         for _ in range(3):
             if renews:
-                assert bench.scheduler.slice_s(task) <= (bench.scheduler.renew(task, used_s, used_s) or 0.0)
+                assert bench.scheduler.slice_s(task) <= (bench.scheduler.renew(task, used_s, [used_s]) or 0.0)
             else:
                 bench.scheduler.give_back(task, Again(), used_s, [used_s])
                 assert task is bench.scheduler.take(0)
@@ -46,7 +46,7 @@ def test_a_driver_gives_its_worker_back(reason: str) -> None:
         bench.submit(ScriptedDriver())
     elif reason == "it was aborted":
         bench.scheduler.kill(query.id)
-    assert bench.scheduler.renew(task, 0.5, 0.5) is None
+    assert bench.scheduler.renew(task, 0.5, [0.5]) is None
     assert (0, 0) == (task.usage.used_ns, sum(bench.scheduler.statistics.steps.counts))
     bench.scheduler.give_back(task, Again(), 0.5)
     assert 500_000_000 == task.usage.used_ns

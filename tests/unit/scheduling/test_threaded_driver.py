@@ -74,8 +74,10 @@ def test_work_pauses_behind_its_slice() -> None:
     driver = Steps(ThreadedDriver(work, nothing, clock, cpu))
     assert [] == order
     assert Again(0.5) == driver.step(1.0)
-    assert ["a", "b"] == order
+    assert (["a", "b"], 1) == (order, driver.inner)
     assert Done(0.25) == driver.step(1.0)
+    # The pause in the second slice.
+    assert 2 == driver.inner
     driver.close()
     assert ["a", "b", "c"] == order
 
@@ -104,18 +106,21 @@ def test_work_runs_on_where_its_slice_is_renewed() -> None:
     driver.close()
 
 
-def test_what_is_made_for_later_work_is_charged_to_none() -> None:
-    """Its processor time is not in that of the step."""
+def test_what_is_done_outside_is_charged_to_none() -> None:
+    """Its processor time is in none of the steps: it may be for later work too."""
     cpu = VirtualClock(0.0)
 
     def work(turn: Turn) -> None:
         cpu.now_s += 0.25
-        with turn.uncharged():
+        with turn.outside(BlockedOn.INSTANCE):
             cpu.now_s += 8.0
         cpu.now_s += 0.5
 
     driver = Steps(ThreadedDriver(work, nothing, VirtualClock(), cpu))
-    assert Done(0.75) == driver.step(1.0)
+    step = driver.step(1.0)
+    assert isinstance(step, Blocked)
+    step.future.result(WAIT_S)
+    assert (0.25, Done(0.5)) == (step.cpu_s, driver.step(1.0))
     driver.close()
 
 
@@ -218,6 +223,23 @@ def test_work_that_waits_gives_its_worker_to_another_thread(threads: SchedulerTh
     first, beside, last = found
     assert first is last
     assert first is not beside
+
+
+@pytest.mark.parametrize("threads", [0.05], indirect=True)
+def test_the_time_between_two_pauses_is_a_step(threads: SchedulerThreads) -> None:
+    """So soon the work can stop, however long its slices are; those that take longer than a slice are counted."""
+
+    def work(turn: Turn) -> None:
+        for _ in range(40):
+            time.sleep(0.004)
+            turn.pause()
+        time.sleep(0.2)
+
+    assert submit(threads, work, "steps").wait(WAIT_S)
+    statistics = threads.scheduler.statistics
+    assert 41 == sum(statistics.steps.counts)
+    assert 0.36 <= statistics.steps.seconds
+    assert 1 <= statistics.long_steps < 20
 
 
 def test_work_that_waits_is_charged(threads: SchedulerThreads) -> None:
