@@ -83,14 +83,15 @@ class SchedulerThreads:
 
     def _begin_worker(self, number: int, ended: _EndedStep | None = None) -> None:
         """Let another thread be a worker, from the end of a step on. Raises RuntimeError where there can be none."""
-        self._threads.run(partial(self._work, number, ended), f"query-worker-{number}")
+        left = [] if ended is None else [ended]
+        self._threads.run(partial(self._work, number, left), f"query-worker-{number}")
 
-    def _work(self, number: int, ended: _EndedStep | None, priority: ThreadPriority) -> None:
-        """Be a worker, until the close or until another thread is."""
+    def _work(self, number: int, left: list[_EndedStep], priority: ThreadPriority) -> None:
+        """Be a worker, until the close or until another thread is. Takes what the one before has left."""
         try:
-            if ended is not None:
-                with self._serving(ended.task):
-                    self.scheduler.give_back(*ended)
+            # Not held: this may be the worker for days, and a driver has all that its query has.
+            while left:
+                self._give_back(left.pop())
             while not self._closing.is_set():
                 task = self.scheduler.take(IDLE_WAIT_S)
                 if task is not None and not self._run(number, task, priority):
@@ -106,6 +107,10 @@ class SchedulerThreads:
         with self._changed:
             self._workers.remove(number)
             self._changed.notify_all()
+
+    def _give_back(self, ended: _EndedStep) -> None:
+        with self._serving(ended.task):
+            self.scheduler.give_back(*ended)
 
     def _is_replaced(self, number: int) -> bool:
         """Whether another thread is the worker; False behind the close."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -223,6 +225,21 @@ def test_work_that_waits_gives_its_worker_to_another_thread(threads: SchedulerTh
     first, beside, last = found
     assert first is last
     assert first is not beside
+
+
+def test_a_worker_does_not_keep_a_query_that_has_ended(threads: SchedulerThreads) -> None:
+    """Also where its thread took over from one that had to wait: what a query holds is free behind it."""
+    hold = Future[None]()
+    driver = ThreadedDriver(lambda turn: turn.block(hold, BlockedOn.REMOTE), nothing)
+    freed = weakref.ref(driver)
+    query = threads.scheduler.submit(Submission("kept", [DriverSpec(driver)], 600_000))
+    eventually(lambda: threads.scheduler.figures().tasks[TaskState.BLOCKED] == 1, "a blocked driver")
+    hold.set_result(None)
+    assert query.wait(WAIT_S)
+    # The worker looks for the next query meanwhile, and the thread of the work ends.
+    assert submit(threads, lambda _turn: None, "other").wait(WAIT_S)
+    del driver, query, hold
+    eventually(lambda: gc.collect() >= 0 and freed() is None, "the driver is free", 20)
 
 
 @pytest.mark.parametrize("threads", [0.05], indirect=True)
