@@ -27,7 +27,7 @@ environment: packages
 demo: environment  ## Broker, three nodes, real readings, kill -9 and recovery, with proof (under 3 minutes).
 	@$(BIN)/headrace demo
 
-test:  ## Lint, types and all tests (about 25 minutes on 2 cores).
+test:  ## Lint, types and all tests (about 20 minutes on 2 cores).
 	@$(MAKE) --no-print-directory -j environment lint type bytecode
 	$(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
 
