@@ -229,16 +229,19 @@ def test_work_that_waits_gives_its_worker_to_another_thread(threads: SchedulerTh
 
 def test_a_worker_does_not_keep_a_query_that_has_ended(threads: SchedulerThreads) -> None:
     """Also where its thread took over from one that had to wait: what a query holds is free behind it."""
-    hold = Future[None]()
-    driver = ThreadedDriver(lambda turn: turn.block(hold, BlockedOn.REMOTE), nothing)
-    freed = weakref.ref(driver)
-    query = threads.scheduler.submit(Submission("kept", [DriverSpec(driver)], 600_000))
-    eventually(lambda: threads.scheduler.figures().tasks[TaskState.BLOCKED] == 1, "a blocked driver")
-    hold.set_result(None)
-    assert query.wait(WAIT_S)
+
+    def ran() -> weakref.ref[ThreadedDriver]:
+        hold = Future[None]()
+        driver = ThreadedDriver(lambda turn: turn.block(hold, BlockedOn.REMOTE), nothing)
+        query = threads.scheduler.submit(Submission("kept", [DriverSpec(driver)], 600_000))
+        eventually(lambda: threads.scheduler.figures().tasks[TaskState.BLOCKED] == 1, "a blocked driver")
+        hold.set_result(None)
+        assert query.wait(WAIT_S)
+        return weakref.ref(driver)
+
+    freed = ran()
     # The worker looks for the next query meanwhile, and the thread of the work ends.
     assert submit(threads, lambda _turn: None, "other").wait(WAIT_S)
-    del driver, query, hold
     eventually(lambda: gc.collect() >= 0 and freed() is None, "the driver is free", 20)
 
 
