@@ -75,7 +75,7 @@ class Worker(Protocol):
         ...
 
     def hand_over(self, step: Step) -> None:
-        """End the last step of a call that goes on: from here on another thread is the worker.
+        """End the last step of a call that continues: from here on another thread is the worker.
 
         What the call returns later counts for nothing, and it must not raise.
         """
