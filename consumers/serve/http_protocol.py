@@ -9,32 +9,37 @@ from __future__ import annotations
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX = 64 * 1024
-"""Request line and header fields together, beyond the first part of them that arrives. llhttp has no limit."""
+"""Bytes on end that are no body and end no head: request line and header fields, or the fields behind a body.
+
+llhttp has no limit. Those that arrive together with the end before them do not count.
+"""
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    _in_head = False
+    _has_progress = False
     _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. A head that does not end is refused, and its connection closed."""
-        was_in_head = self._in_head
+        self._has_progress = False
         super().data_received(data)
-        # The part in which a head begins may have the body of the request before it.
-        if was_in_head and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._in_head = False
-                self.send_400_response(f"The head of the request is larger than {HEAD_BYTES_MAX} bytes.")
-
-    def on_message_begin(self) -> None:
-        """See httptools.HttpRequestParser."""
-        super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._head_bytes = 0 if self._has_progress else self._head_bytes + len(data)
+        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response(f"The head of the request is larger than {HEAD_BYTES_MAX} bytes.")
 
     def on_headers_complete(self) -> None:
         """See httptools.HttpRequestParser."""
-        self._in_head = False
+        self._has_progress = True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools.HttpRequestParser."""
+        self._has_progress = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools.HttpRequestParser."""
+        self._has_progress = True
+        super().on_message_complete()

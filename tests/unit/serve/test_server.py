@@ -73,13 +73,21 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(node: FakeNode) -> N
     assert "http" not in {thread.name for thread in threading.enumerate()}
 
 
+ENDLESS = {
+    "head": b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx-long: ",
+    "trailer": b"POST /api/v1/query HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-long: ",
+}
+
+
+@pytest.mark.parametrize("begin", ENDLESS.values(), ids=ENDLESS)
 @pytest.mark.parametrize("field", [b"x-filler: a\r\n", b"a"], ids=["many fields", "one field"])
-def test_a_head_without_an_end_is_refused(node: FakeNode, field: bytes) -> None:
+def test_a_head_without_an_end_is_refused(node: FakeNode, field: bytes, begin: bytes) -> None:
     """One line and the end of the connection: what a client sends before a body takes no memory beyond the limit."""
     server = Server(create_app(node))
     host, port = server.start().removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as client:
-        client.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx-long: ")
+        client.sendall(begin)
         try:
             for _ in range(1_000):
                 client.sendall(field * 1_000)
