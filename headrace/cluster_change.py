@@ -207,11 +207,11 @@ class ClusterChanges:
 
     def _look(self) -> None:
         """Take what the cluster has appended meanwhile, at most a moment later."""
-        # Together: nodes that apply rows send dozens of statuses a second.
+        # All at once: nodes that apply rows send dozens of statuses a second.
         deadline = Deadline(LOOK_INTERVAL_S)
         self._statuses.follow(POLL_S)
-        while not deadline.passed():
-            self._statuses.follow(deadline.left_s())
+        time.sleep(deadline.left_s())
+        self._statuses.follow(0.0)
         if self.state.change is None:
             self._follower.look_soon()
         else:

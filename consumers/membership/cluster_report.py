@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.requests import NodesView, nodes_view
 from headrace.consumers.membership.running_change import RunningChange
@@ -18,6 +21,7 @@ from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.records import Role, Status
 
 UNKNOWN = -1
+Int64s = npt.NDArray[np.int64]
 
 
 class ClusterReport:
@@ -81,15 +85,17 @@ class ClusterReport:
 
     def slot_bytes(self) -> list[int]:
         """The bytes of every slot: those of its group, divided by the slots whose data that group has."""
+        return list(map(int, self._slot_bytes()))
+
+    def _slot_bytes(self) -> Int64s:
         change = self._state.change
         table = change.base if change is not None else self._table
-        sizes = [UNKNOWN] * table.slots
+        sizes = np.full(table.slots, UNKNOWN, np.int64)
         for header in table.headers:
-            held, slots = self._group_bytes(header), table.slots_of(header)
-            if held != UNKNOWN:
+            held, slots = self._group_bytes(header), np.array(table.slots_of(header), np.int64)
+            if held != UNKNOWN and len(slots):
                 # The first slots have the remainder, so that all of them together have the bytes of the group.
-                for place, slot in enumerate(slots):
-                    sizes[slot] = held // len(slots) + (place < held % len(slots))
+                sizes[slots] = held // len(slots) + (np.arange(len(slots)) < held % len(slots))
         return sizes
 
     def _metadata_leader(self) -> str | None:
@@ -132,10 +138,10 @@ class ClusterReport:
         return max((status.segment_bytes for status in self._members(header)), default=UNKNOWN)
 
     def _change(self, change: RunningChange) -> dict[str, Any]:
-        sizes = self.slot_bytes()
-        moved = [slot for slot, _ in change.table.moved]
-        done = [slot for slot in moved if change.is_done(slot)]
-        total = len(change.base.headers)
+        # All slots at once: whoever waits for a change looks ten times a second.
+        sizes, total = self._slot_bytes(), len(change.base.headers)
+        moved = _marked(sum(change.gained.values()), len(sizes))
+        done = _marked(change.done, len(sizes))
         return {
             "version": change.table.version,
             "kind": str(change.kind),
@@ -143,24 +149,24 @@ class ClusterReport:
             "phase": str(change.phase),
             "groups_done": total - len(change.groups_waiting),
             "groups_total": total,
-            "slots_done": len(done),
-            "slots_total": len(moved),
-            "bytes_done": _total(sizes[slot] for slot in done),
-            "bytes_total": _total(sizes[slot] for slot in moved),
+            "slots_done": change.slots_done,
+            "slots_total": change.slots_total,
+            "bytes_done": _total(sizes[done].tolist()),
+            "bytes_total": _total(sizes[moved].tolist()),
             "eta_s": self._eta_s(change, sizes),
             "waiting_for": self._waiting_for(change),
         }
 
-    def _eta_s(self, change: RunningChange, sizes: Sequence[int]) -> int:
+    def _eta_s(self, change: RunningChange, sizes: Int64s) -> int:
         """Seconds until all data has arrived, by the bytes that members have and the time since it began to move."""
         # By members: a slot is done with the last of them. An empty slot counts as one byte, as for the balancers.
-        received = dict(change.received)
+        received, weights = dict(change.received), np.maximum(sizes, 1)
         done = total = 0
-        for slot, _ in change.table.moved:
-            members = change.table.group(change.table.holder(slot))
-            size = max(1, sizes[slot])
-            total += size * len(members)
-            done += size * sum(received.get(member, 0) >> slot & 1 for member in members)
+        for header, gained in change.gained.items():
+            members = change.table.group(header)
+            total += int(weights[_marked(gained, len(sizes))].sum()) * len(members)
+            for member in members:
+                done += int(weights[_marked(gained & received.get(member, 0), len(sizes))].sum())
         since_ms = self._statuses.newest_ms - self._formal_ms
         if done == total:
             return 0
@@ -182,6 +188,12 @@ class ClusterReport:
         """What a member names as the cause, behind a comma; empty when it is offline, or names none."""
         found = next((each.reason for each in self._members(header) if each.node == member), "")
         return f", {found}" if found else ""
+
+
+def _marked(slots: int, total: int) -> npt.NDArray[np.bool_]:
+    """Slots that are the bits of a number, of `total` slots."""
+    data = np.frombuffer(slots.to_bytes((total + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(data, bitorder="little")[:total].astype(np.bool_)
 
 
 def _total(sizes: Iterable[int]) -> int:

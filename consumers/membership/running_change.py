@@ -111,7 +111,7 @@ class RunningChange:
     @property
     def slots_done(self) -> int:
         """The moved slots that all members of their new group have."""
-        return self._done.bit_count()
+        return self.done.bit_count()
 
     @property
     def slots_total(self) -> int:
@@ -126,10 +126,11 @@ class RunningChange:
 
     def is_done(self, slot: int) -> bool:
         """Whether all members of its new group have a slot that moved."""
-        return bool(self._done >> slot & 1)
+        return bool(self.done >> slot & 1)
 
     @cached_property
-    def _done(self) -> int:
+    def done(self) -> int:
+        """The moved slots that all members of their new group have, as bits."""
         received, done = dict(self.received), 0
         for header, gained in self.gained.items():
             for member in self.table.group(header):

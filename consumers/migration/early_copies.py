@@ -78,10 +78,10 @@ class EarlyCopies:
             if group is None:
                 continue
             sources = tuple((node, each.pair.donor) for node in each.donors)
-            files = (WantedFile(topic, group, entry, sources, True) for entry in each.files.values())
-            left = [file for file in files if not self._files.was_tried_ahead(file)]
-            each.left, each.left_bytes = len(left), sum(file.entry.size_bytes for file in left)
-            found += left
+            entries = each.files.values()
+            left = [entry for entry in entries if not self._files.was_tried_ahead(topic, entry.content_digest)]
+            each.left, each.left_bytes = len(left), sum(entry.size_bytes for entry in left)
+            found += (WantedFile(topic, group, entry, sources, ahead=True, yields=True) for entry in left)
         return sorted(found, key=lambda file: -file.entry.max_time_ns)
 
     @property

@@ -48,6 +48,8 @@ class WantedFile:
     sources: tuple[tuple[str, GroupKey], ...]
     ahead: bool = False
     """Whether no record names it yet: it is staged, tried once, and attached by its load."""
+    yields: bool = False
+    """Whether nobody waits for it: its copy leaves busy processors to others."""
 
     @property
     def has_donors(self) -> bool:
@@ -144,10 +146,10 @@ class FilePuller:
             if number != self._ahead_number:
                 self._ahead_number, self._ahead, self._ahead_full = number, set(), False
 
-    def was_tried_ahead(self, file: WantedFile) -> bool:
-        """Whether a file was copied ahead, or could not be."""
+    def was_tried_ahead(self, topic: str, content_digest: str) -> bool:
+        """Whether a file of a group was copied ahead, or could not be."""
         with self._lock:
-            return self._ahead_full or file.key in self._ahead
+            return self._ahead_full or (topic, content_digest) in self._ahead
 
     def sweep(self, topic: str, group: Group) -> None:
         """Remove what is staged for a group that awaits nothing: a crash leaves files that were attached."""
@@ -224,7 +226,8 @@ class FilePuller:
     def _copy_ahead(self, file: WantedFile) -> None:
         """Stage a file that is not due yet. One that fails is fetched when it is."""
         try:
-            if self._stage(file)[1]:
+            # The list of what is wanted may be older than the load, which has attached what was staged.
+            if not file.group.store.has_loaded(file.entry) and self._stage(file)[1]:
                 file.group.store.note_verified(file.entry.content_digest)
         except StoreFull as error:
             # What is due needs the space: nothing more is copied ahead for this change.
@@ -306,7 +309,7 @@ class FilePuller:
                 continue
             try:
                 loaded = file.entry.loaded_version if key == file.group.birth_key else 0
-                rate = YieldingRate(self._rate, self._busy_share) if file.ahead else self._rate
+                rate = YieldingRate(self._rate, self._busy_share) if file.yields else self._rate
                 return node, source.stage(file.entry, staging, rate, loaded)
             except SourceCorrupt as error:
                 self._distrust(file, node, error)

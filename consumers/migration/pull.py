@@ -14,7 +14,10 @@ from headrace.schemas.messages import Load
 
 @dataclass(slots=True)
 class Pull:
-    """One pair: the list, the request for it, and the loads that were appended last. Owned by the puller's thread."""
+    """One pair: the list, the request for it, and the loads that were appended last. Owned by the puller's thread.
+
+    `missing` are the loads of the list that have not counted in the log.
+    """
 
     pair: Pair
     donors: tuple[str, ...]
@@ -27,7 +30,7 @@ class Pull:
     loaded: tuple[Group, int] | None = None
     settled: Group | None = None
     awaited_bytes: int = 0
-    missing_bytes: int = 0
+    missing: tuple[Load, ...] = ()
     decision: PullDecision = field(default_factory=lambda: PullDecision(PullState.WAITING))
 
     @property
@@ -38,7 +41,8 @@ class Pull:
     @property
     def bytes_done(self) -> int:
         """Bytes of the files that are attached here."""
-        return max(0, self.bytes_total - self.awaited_bytes - self.missing_bytes)
+        missing_bytes = sum(load.size_bytes for load in self.missing)
+        return max(0, self.bytes_total - self.awaited_bytes - missing_bytes)
 
 
 def missing_loads(listing: CutListing, group: Group) -> dict[bytes, Load]:

@@ -41,7 +41,7 @@ from headrace.consumers.migration.slot_pull import (
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import CutUnready, Slots
+from headrace.consumers.store import CutUnready, Slots, awaited_entry
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.membership_records import SlotDone
@@ -86,7 +86,7 @@ class SlotPuller:
         self._early = EarlyCopies(environment, self.files, pool, self.wake)
         self._pulls: dict[Pair, Pull] = {}
         self._number = 0
-        self._attached: tuple[int, dict[str, frozenset[int]]] = (0, {})
+        self._loaded: tuple[int, dict[str, frozenset[int]]] = (0, {})
         self._gained: dict[tuple[int, str], frozenset[int]] = {}
         self._reporting: tuple[frozenset[int], float] = (frozenset(), 0.0)
         self._urgent: Counter[tuple[str, int]] = Counter()
@@ -126,18 +126,20 @@ class SlotPuller:
         if found.applied.changes.settled_version > state.table.version:
             return frozenset(range(state.table.slots))
         total = state.table.slots
+        # First: what a load adds meanwhile is awaited then.
+        unloaded = self._not_loaded(state.change, group)
         awaited = (slot_of(each.database, each.bucket, each.slice_number, total) for each in found.store.awaited())
-        return frozenset(awaited) | self._not_attached(state.change, group)
+        return frozenset(awaited) | unloaded
 
-    def _not_attached(self, change: RunningChange | None, group: str) -> frozenset[int]:
+    def _not_loaded(self, change: RunningChange | None, group: str) -> frozenset[int]:
         if change is None or not change.formal or group not in change.gained:
             return frozenset()
         key = change.number, group
         if (gained := self._gained.get(key)) is None:
             gained = slots_of_bits(change.gained[group])
             self._gained = {**{each: slots for each, slots in self._gained.items() if each[0] == key[0]}, key: gained}
-        number, attached = self._attached
-        return gained - attached.get(group, frozenset()) if number == change.number else gained
+        number, loaded = self._loaded
+        return gained - loaded.get(group, frozenset()) if number == change.number else gained
 
     def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
         """Whether the data of these slots has all arrived within a time; it comes first meanwhile."""
@@ -180,15 +182,15 @@ class SlotPuller:
             # A group may go at any moment: its step is dropped, and the others are done.
             with suppress(GroupNotHere):
                 self._step(change, pull, now_s)
-        attached: dict[str, frozenset[int]] = {}
+        loaded: dict[str, frozenset[int]] = {}
         for pull in self._pulls.values():
-            if pull.decision.has_rows:
+            if pull.decision.is_loaded:
                 group = pull.pair.target.group
-                attached[group] = attached.get(group, frozenset()) | frozenset(pull.pair.slots)
+                loaded[group] = loaded.get(group, frozenset()) | frozenset(pull.pair.slots)
         with self._changed:
-            self._attached = self._number, attached
+            self._loaded = self._number, loaded
             self._changed.notify_all()
-        self.files.want([*self._due_files(), *self._early.wanted()])
+        self.files.want([*self._due_files(), *self._listed_files(), *self._early.wanted()])
         if change is not None:
             self._report(change, now_s)
         pulls, topic = list(self._pulls.values()), self._environment.topic
@@ -229,16 +231,18 @@ class SlotPuller:
         listing, pair, changes = pull.listing, pull.pair, group.applied.changes
         missing = missing_loads(listing, group) if listing is not None and pull.settled is not group else {}
         slots = Slots(frozenset(pair.slots), change.table.slots)
+        # Before it is known what is awaited: a load that ends between the two would count as if it awaited nothing.
+        settled = listing is not None and not missing and is_settled(pull, group)
         awaited = [entry for entry in group.store.awaited() if slots.hold_segment(entry)]
-        pull.missing_bytes = sum(load.size_bytes for load in missing.values())
+        pull.missing = tuple(missing.values())
         pull.awaited_bytes = sum(entry.size_bytes for entry in awaited)
         return PullView(
             # Files may be awaited again although all of them were here once: the data of the group was replaced.
             reported=is_reported(change, self._environment.node, pair.slots) and not awaited,
             reached=changes.settled_version >= change.table.version,
             listing=listing,
-            missing=tuple(missing.values()),
-            settled=listing is not None and not missing and is_settled(pull, group),
+            missing=pull.missing,
+            settled=settled,
             awaited=len(awaited),
             accepted=changes.accepted.get(pair.donor, BEGINNING),
             leads=self._environment.leads(topic),
@@ -303,6 +307,19 @@ class SlotPuller:
         # Newest rows first of the others: most queries want them, and what is known from them spares reading older
         # files for the last rows.
         return [file for _, file in sorted(found, key=lambda each: (each[0], -each[1].entry.max_time_ns))]
+
+    def _listed_files(self) -> list[WantedFile]:
+        """The files of lists whose loads are on their way: they are staged meanwhile, and attached by these."""
+        found: list[WantedFile] = []
+        for pull in self._pulls.values():
+            topic = self._environment.topic(pull.pair.target)
+            group = self._environment.groups.get(topic)
+            if group is None or pull.decision.state is not PullState.LOADING:
+                continue
+            sources = tuple((node, pull.pair.donor) for node in pull.donors)
+            left = (load for load in pull.missing if not self.files.was_tried_ahead(topic, load.content_digest.hex()))
+            found += (WantedFile(topic, group, awaited_entry(0, load), sources, ahead=True) for load in left)
+        return found
 
     def _keeps_staged(self, key: GroupKey) -> bool:
         """Whether loads may come for files that were copied ahead."""

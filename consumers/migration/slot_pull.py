@@ -74,6 +74,11 @@ class PullDecision:
     loads: tuple[Load, ...] = ()
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the store knows every file of the slots: those that it awaits are all that is not here."""
+        return self.has_rows or self.state is PullState.FETCHING
+
+    @property
     def has_rows(self) -> bool:
         """Whether every file of the slots is attached."""
         return self.state in (PullState.TAKING_OVER, PullState.COMPLETE, PullState.REPORTED)
@@ -88,10 +93,10 @@ def decide_pull(view: PullView) -> PullDecision:
         return PullDecision(PullState.WAITING)
     if view.listing is None:
         return PullDecision(PullState.LISTING)
-    if view.missing:
+    if view.missing or not view.settled:
         due = view.leads and not view.appended
         return PullDecision(PullState.LOADING, view.missing[:LOADS_AT_ONCE] if due else ())
-    if view.awaited or not view.settled:
+    if view.awaited:
         return PullDecision(PullState.FETCHING)
     if view.accepted < view.listing.takeover:
         return PullDecision(PullState.TAKING_OVER)

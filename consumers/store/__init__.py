@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.consumers.store.compact_job import CompactJob, DropJob
     from headrace.consumers.store.compaction import Compaction, plan_compaction
     from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
     from headrace.consumers.store.encoders import encoding_threads
-    from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
     from headrace.consumers.store.load_job import LoadJob, SeriesFile, awaited_entry, staged_names
     from headrace.consumers.store.memtable import MemtableSize
     from headrace.consumers.store.scan import TableScan
+    from headrace.consumers.store.seal_job import SealJob
     from headrace.consumers.store.segment import SegmentEntry
     from headrace.consumers.store.segment_reader import digest_of_file
     from headrace.consumers.store.settings import StoreSettings
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
     from headrace.consumers.store.tombstones import Tombstone
 
 _HOMES = {
-    "CompactJob": "headrace.consumers.store.jobs",
+    "CompactJob": "headrace.consumers.store.compact_job",
     "Compaction": "headrace.consumers.store.compaction",
     "Cut": "headrace.consumers.store.cut",
     "CutFile": "headrace.consumers.store.cut",
     "CutUnready": "headrace.consumers.store.store_errors",
-    "DropJob": "headrace.consumers.store.jobs",
+    "DropJob": "headrace.consumers.store.compact_job",
     "HandedRank": "headrace.consumers.store.slot_moves",
     "HoldJob": "headrace.consumers.store.cut",
     "JobOutOfOrder": "headrace.consumers.store.store_errors",
@@ -55,7 +56,7 @@ _HOMES = {
     "MemtableSize": "headrace.consumers.store.memtable",
     "ReleaseJob": "headrace.consumers.store.cut",
     "BatchInvalid": "headrace.consumers.store.store_errors",
-    "SealJob": "headrace.consumers.store.jobs",
+    "SealJob": "headrace.consumers.store.seal_job",
     "SegmentAwaited": "headrace.consumers.store.store_errors",
     "SegmentEntry": "headrace.consumers.store.segment",
     "SegmentGone": "headrace.consumers.store.store_errors",

@@ -150,15 +150,15 @@ def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -
 
 def tag_texts(keys: pa.StringArray, tags: Sequence[str], codes: pa.Array) -> dict[str, pa.StringArray]:
     """Each tag as plain text of each row: `codes` holds for each row the index of its series in `keys`."""
-    return {tag: values.take(codes) for tag, values in _values_of_tags(keys, tags).items()}
+    return {tag: values.take(codes) for tag, values in values_of_tags(keys, tags).items()}
 
 
-def repeated_tags(keys: pa.StringArray, tags: Sequence[str], lengths: Int64s) -> dict[str, pa.DictionaryArray]:
-    """Each tag as a column of sorted rows: series i of `keys` has the next `lengths[i]` rows."""
-    return {tag: _repeated(values, lengths) for tag, values in _values_of_tags(keys, tags).items()}
+def repeated_tags(values: Mapping[str, pa.StringArray], lengths: Int64s) -> dict[str, pa.DictionaryArray]:
+    """Tags of series as columns of sorted rows: series i has the next `lengths[i]` rows."""
+    return {tag: _repeated(each, lengths) for tag, each in values.items()}
 
 
-def _values_of_tags(keys: pa.StringArray, tags: Sequence[str]) -> dict[str, pa.StringArray]:
+def values_of_tags(keys: pa.StringArray, tags: Sequence[str]) -> dict[str, pa.StringArray]:
     """`tag_values` of several tags, for the price of about one."""
     if not tags or not len(keys) or pc.any(pc.match_substring(keys, "\\")).as_py():
         return {tag: tag_values(keys, tag) for tag in tags}

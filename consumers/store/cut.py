@@ -201,7 +201,7 @@ class HoldJob(StoreJob):
         for entry in sorted(staying, key=lambda each: each.max_time_ns, reverse=True):
             path, runs = self._components.files.path(entry.name), self._components.runs.get(entry.name)
             found = newest_of_file(path, entry, runs, tombstones.unapplied(entry), rows, fields)
-            rows = merge_last([rows, found], fields)
+            rows = rows if found is None else merge_last([rows, found], fields)
         return rows
 
     def _stays(self, rows: pa.RecordBatch, known: TableMetadata, bucket: int) -> Mask:

@@ -62,9 +62,12 @@ BucketKey = tuple[str, str, int]
 
 @dataclass(slots=True)
 class IndexChanges:
-    """The changes of one commit, applied all or none. An awaited segment has no runs."""
+    """The changes of one commit, applied all or none. Segments are added with the bytes of their runs.
 
-    added: list[tuple[SegmentEntry, Runs | None]] = field(default_factory=list)
+    An awaited segment has none.
+    """
+
+    added: list[tuple[SegmentEntry, bytes | None]] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     tables: dict[TableKey, TableMetadata] = field(default_factory=dict)
     last: dict[BucketKey, bytes] = field(default_factory=dict)
@@ -217,7 +220,7 @@ class Index:
         for entry, runs in changes.added:
             batch.put(b"s/" + entry.name.encode(), entry.to_json(), handles["catalogue"])
             if runs is not None:
-                batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
+                batch.put(entry.name.encode(), runs, handles["series"])
         for (database, table), metadata in changes.tables.items():
             batch.put(f"t/{database}\0{table}".encode(), _metadata_json(metadata), handles["catalogue"])
         for key, value in changes.last.items():

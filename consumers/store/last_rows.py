@@ -99,8 +99,8 @@ def newest_of_file(
     tombstones: TombstoneSet,
     known: pa.RecordBatch,
     fields: Mapping[str, FieldType],
-) -> pa.RecordBatch:
-    """The newest rows of a segment's series, as far as they may be newer than the last rows in `known`.
+) -> pa.RecordBatch | None:
+    """The newest rows of a segment's series, as far as they may be newer than the last rows in `known`; None if none may.
 
     `tombstones` are those that are not applied to the file. Only rows that matter are read: the series of most
     files of earlier slices have a newer row already.
@@ -109,14 +109,14 @@ def newest_of_file(
     newest = pc.fill_null(known.column(1).take(place), _EARLIEST).to_numpy()
     wanted = runs.last_ns >= newest
     if not wanted.any():
-        return empty_last(fields)
+        return None
     # A tombstone may leave an older row the newest one; without any it is the last of its series.
     deleting = bool(tombstones) and tombstones.matches(runs.keys)
     start_ns = None if deleting else int(runs.last_ns[wanted].min())
     rows = read_rows(path, entry, runs, list(fields), start_ns, None, wanted)
     (rows,) = without_deleted([rows], tombstones, [0])
     if not len(rows):
-        return empty_last(fields)
+        return None
     ordering = order_rows([rows])
     starts, codes, lengths = runs_of(ordering.codes)
     ends = starts + lengths - 1

@@ -243,7 +243,7 @@ class _Attaching:
         components.files.link(entry.name, segment, synced=verified)
         present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
         self.rows.append((present, runs, known))
-        self.changes.added.append((present, runs))
+        self.changes.added.append((present, found.runs))
         self.names.append(entry.name)
         self.digests.add(entry.content_digest)
         return True
@@ -278,7 +278,7 @@ class _Attaching:
             earlier = apply_tombstones(earlier, tombstones.newer_than(view.frontier), view.era_max)
         path = self.components.files.path(entry.name)
         newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), earlier, fields)
-        self.last[bucket] = merge_last([earlier, newest], fields)
+        self.last[bucket] = earlier if newest is None else merge_last([earlier, newest], fields)
 
 
 def attach(components: StoreComponents, content_digests: Collection[str], verified: Collection[str] = ()) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Int64s, field_column, gather, unify_series
+from headrace.consumers.store.batch_columns import Int64s, field_column, gather, unify_series, values_of_tags
 from headrace.consumers.store.segment import Runs, SegmentRows
 from headrace.schemas.series import bucket_of
 from headrace.schemas.tables import DatabaseSchema, TableSchema
@@ -58,15 +58,21 @@ class Part:
     series: Int64s
     lengths: Int64s
 
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class SortedTable:
-    """Rows of one table in the order of its segments.
+    """Rows of one table in the order of its segments; `tags` are those of the keys of the ordering.
 
     Columns are gathered by the thread that encodes a part.
     """
 
     ordering: Ordering
+    tags: Mapping[str, pa.StringArray]
     columns: Mapping[str, pa.Array]
     parts: Sequence[Part]
 
@@ -74,16 +80,19 @@ class SortedTable:
         """The rows of one slice and bucket."""
         rows = self.ordering.rows[part.start : part.stop]
         times = self.ordering.times[part.start : part.stop]
-        runs = Runs.of_times(self.ordering.keys.take(pa.array(part.series)), part.lengths, times)
+        series = pa.array(part.series)
+        runs = Runs.of_times(self.ordering.keys.take(series), part.lengths, times)
         fields = {name: gather(column, rows) for name, column in self.columns.items()}
-        return SegmentRows(runs, times, fields)
+        return SegmentRows(runs, times, fields, {tag: values.take(series) for tag, values in self.tags.items()})
 
 
 def sort_table(batches: Sequence[pa.RecordBatch], database: DatabaseSchema, schema: TableSchema) -> SortedTable:
     """Sorts row batches (lowest rank first, at least one) and keeps the winner of each (series, time)."""
     ordering = order_rows(batches, database.slice_ns, database.buckets)
     columns = {name: field_column(batches, name, kind) for name, kind in schema.fields}
-    return SortedTable(ordering, columns, list(parts_of(ordering)))
+    # Once for all files of the table: to find the tags in a few keys takes about as long as in many.
+    tags = values_of_tags(ordering.keys, schema.tags)
+    return SortedTable(ordering, tags, columns, list(parts_of(ordering)))
 
 
 def order_rows(batches: Sequence[pa.RecordBatch], slice_ns: int | None = None, buckets: int = 1) -> Ordering:

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from headrace.consumers.store.batch_columns import Int64s, repeated_tags
+from headrace.consumers.store.batch_columns import Int64s, repeated_tags, values_of_tags
 from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
@@ -215,11 +215,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRows:
-    """The rows of one segment in memory: runs of series, times in ns, fields in order of name."""
+    """The rows of one segment in memory: runs of series, times in ns, fields in order of name.
+
+    `tags` has the values of the series, null where one does not carry the tag, if they are known beside its keys.
+    """
 
     runs: Runs
     times: Int64s
     fields: Mapping[str, pa.Array]
+    tags: Mapping[str, pa.StringArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +236,22 @@ class EncodedSegment:
 
 
 def encode_segment(
-    group: str, name: SegmentName, schema: TableSchema, rows: SegmentRows, cleaned_version: int, settings: StoreSettings
+    group: str,
+    name: SegmentName,
+    schema: TableSchema,
+    rows: SegmentRows,
+    cleaned_version: int,
+    settings: StoreSettings,
+    encodings: Mapping[str, ColumnEncoding] | None = None,
 ) -> EncodedSegment:
-    """The Parquet file of `rows` and its entry."""
+    """The Parquet file of `rows` and its entry; without `encodings` of its fields the values decide."""
     digest = content_digest(rows.runs.keys, rows.runs.lengths, rows.times, rows.fields)
     table, selective = _file_table(schema, rows)
-    data = _write_parquet(table, schema, selective, _metadata(group, name, schema, digest), settings)
+    if encodings is None:
+        kinds = schema.field_types()
+        encodings = choose_encodings(rows.fields, kinds, settings.row_group_rows, settings.compression_level)
+    metadata = _metadata(group, name, schema, digest)
+    data = _write_parquet(table, schema, selective, metadata, settings, encodings)
     entry = SegmentEntry(
         name=name.relative,
         database=name.database,
@@ -278,7 +292,8 @@ def _metadata(group: str, name: SegmentName, schema: TableSchema, digest: str) -
 
 def _file_table(schema: TableSchema, rows: SegmentRows) -> tuple[pa.Table, str | None]:
     """The table in the columns of the file, and the tag with the most distinct values."""
-    tags = repeated_tags(rows.runs.keys, schema.tags, rows.runs.lengths)
+    known = values_of_tags(rows.runs.keys, schema.tags) if rows.tags is None else rows.tags
+    tags = repeated_tags(known, rows.runs.lengths)
     columns: list[pa.Array] = list(tags.values())
     names: list[pa.Field] = [pa.field(tag, column.type) for tag, column in tags.items()]
     distinct = {tag: len(column.dictionary) for tag, column in tags.items()}
@@ -316,13 +331,16 @@ def _page_rows(table: pa.Table) -> int:
 
 
 def _write_parquet(
-    table: pa.Table, schema: TableSchema, selective: str | None, metadata: dict[str, str], settings: StoreSettings
+    table: pa.Table,
+    schema: TableSchema,
+    selective: str | None,
+    metadata: dict[str, str],
+    settings: StoreSettings,
+    fields: Mapping[str, ColumnEncoding],
 ) -> pa.Buffer:
     level = settings.compression_level
-    fields = {name: table.column(name).chunk(0) for name, _ in schema.fields}
-    encodings = choose_encodings(fields, schema.field_types(), settings.row_group_rows, level)
     # Neighbouring times of one series differ by little, so their deltas need few bits.
-    encodings[TIME_COLUMN] = ColumnEncoding(Encoding.DELTA_BINARY_PACKED, level)
+    encodings = {**fields, TIME_COLUMN: ColumnEncoding(Encoding.DELTA_BINARY_PACKED, level)}
     encodings |= dict.fromkeys(schema.tags, ColumnEncoding(Encoding.DICTIONARY, level))
     # Statistics only where they prune: fields are not sorted, so minimum and maximum of a row group exclude
     # little. With page checksums a reader reports a flipped bit instead of returning a wrong value.

@@ -41,7 +41,7 @@ class StoreSettings(SettingsModel):
         default=16, ge=1, description="rows of a series and hour, on average, from which on a rollup pays"
     )
     rollup_segment_rows_min: Internal[int] = Field(
-        default=4_096,
+        default=16_384,
         ge=1,
         description="rows of a file that gets its rollup at once; a smaller one, soon merged, when a query wants it",
     )

@@ -101,6 +101,10 @@ class SlotMoves:
         """Whether a file with some content is not here yet, also one of slots that left."""
         return self._components.view.awaits(content_digest)
 
+    def has_loaded(self, entry: SegmentEntry) -> bool:
+        """Whether the load of a file was carried out, and its file is in the catalogue, here or awaited."""
+        return self._components.view.entry(entry.name) is not None
+
     def note_verified(self, content_digest: str) -> None:
         """The bytes of a staged file were compared with the digest of their sender, and synced: its load trusts them."""
         self._components.verified.add(content_digest)

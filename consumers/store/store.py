@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
+from headrace.consumers.store.compact_job import CompactJob, DropJob
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.encoders import encoding_threads
 from headrace.consumers.store.index import RunsCache
-from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
     LiveSummaries,
     apply_tombstones,
@@ -28,6 +28,7 @@ from headrace.consumers.store.pruning import OverlapCache, ScanRequest
 from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.consumers.store.rollup_files import RollupFiles
 from headrace.consumers.store.scan import TableScan, read_table
+from headrace.consumers.store.seal_job import SealJob
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.store.settings import StoreSettings
@@ -226,7 +227,6 @@ class Store(SlotMoves):
         try:
             unique = parts.live.of(content).unique
             given = (parts.runs.get, parts.overlaps, parts.blocks, unique)
-            # Rollups are of whole segments.
             read = read_table(content, request, files, *given, whole_files=rollup is not None)
             direct, rolled = parts.rollups.divide(read.direct, rollup, content.schema, request.tags)
         except BaseException:

@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 BARRIERS, TASKS, SENDER = "migration/barriers.py", "migration/change_tasks.py", "migration/hand_over_sender.py"
 NOTES, EARLY = "migration/copies_ahead.py", "migration/early_copies.py"
+PULLER, OF_PULLER = "migration/puller.py", ("test_listed_files.py",)
 OF_EARLY = ("test_copy_requests.py", "test_early_copies.py")
 OF_BARRIERS, OF_TASKS, OF_SENDER = ("test_barriers.py",), ("test_change_tasks.py",), ("test_hand_over_sender.py",)
 
@@ -216,5 +217,28 @@ MIGRATION = (
         "        ahead.asked, ahead.ask_at_s = None, now_s + LIST_EVERY_S\n",
         "        ahead.asked, ahead.ask_at_s = None, 1e12\n",
         OF_EARLY,
+    ),
+    Mutant(
+        "a_load_that_ends_meanwhile_awaits_nothing",
+        PULLER,
+        "        settled = listing is not None and not missing and is_settled(pull, group)\n"
+        "        awaited = [entry for entry in group.store.awaited() if slots.hold_segment(entry)]\n",
+        "        awaited = [entry for entry in group.store.awaited() if slots.hold_segment(entry)]\n"
+        "        settled = listing is not None and not missing and is_settled(pull, group)\n",
+        OF_PULLER,
+    ),
+    Mutant(
+        "what_a_load_has_attached_is_fetched_again",
+        "migration/file_puller.py",
+        "if not file.group.store.has_loaded(file.entry) and self._stage(file)[1]:",
+        "if self._stage(file)[1]:",
+        OF_EARLY,
+    ),
+    Mutant(
+        "slots_of_awaited_files_are_here",
+        PULLER,
+        "        return frozenset(awaited) | unloaded\n",
+        "        return unloaded\n",
+        OF_PULLER,
     ),
 )

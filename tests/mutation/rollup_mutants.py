@@ -65,7 +65,7 @@ ROLLUPS = (
     ),
     Mutant(
         "rollup_of_a_removed_segment_stays",
-        "store/jobs.py",
+        "store/compact_job.py",
         "    components.rollups.remove(names)\n",
         "",
         (FILES,),

@@ -159,7 +159,7 @@ def test_a_segment_that_is_there_again_keeps_its_runs(store: Store) -> None:
     index, (entry,) = store._components.index, store.segments()
     runs = index.runs(entry.name)
     index.commit(IndexChanges(removed=[entry.name]), pinned=[entry.name])
-    index.commit(IndexChanges(added=[(entry, runs)]))
+    index.commit(IndexChanges(added=[(entry, runs.to_bytes())]))
     assert runs.to_bytes() == index.runs(entry.name).to_bytes()
 
 

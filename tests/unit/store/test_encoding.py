@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.consumers.store import encoding
+from headrace.consumers.store import Store, StoreSettings, encoding, seal_job, segment
 from headrace.consumers.store.encoding import (
     CANDIDATES,
     SAMPLE_BYTES_MAX,
@@ -27,6 +28,7 @@ from headrace.consumers.store.encoding import (
     writer_options,
 )
 from headrace.schemas.tables import FieldType
+from tests.unit.store.builders import HOUR_NS, Row, contents, expected, seal, write
 
 ROWS = 40_000
 GROUP_ROWS = 131_072
@@ -186,3 +188,25 @@ def test_every_candidate_keeps_every_bit(kind: FieldType) -> None:
     for candidate in CANDIDATES[kind]:
         back = written({"v": values}, {"v": ColumnEncoding(candidate, 1)})
         assert bits(values) == bits(back.column("v"))
+
+
+def test_small_files_of_a_seal_share_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each table, made of the largest; a large file has its own. No value changes."""
+    asked, choose = list[int](), encoding.choose_encodings
+
+    def noted(fields: Any, *arguments: Any) -> Any:
+        asked.append(len(next(iter(fields.values()))))
+        return choose(fields, *arguments)
+
+    for module in (seal_job, segment):
+        monkeypatch.setattr(module, "choose_encodings", noted)
+    monkeypatch.setattr(seal_job, "SHARED_ROWS_MAX", 20)
+    store = Store.open(tmp_path, "n1", StoreSettings())
+    rows: list[Row] = []
+    for hour, count in enumerate((3, 7, 30, 5)):
+        rows += [({"host": "a"}, hour * HOUR_NS + at, {"busy": at, "load": at / 3}) for at in range(count)]
+    write(store, 1, rows)
+    seal(store, 2)
+    assert [7, 30] == sorted(asked)
+    assert expected(rows) == contents(store)
+    store.close()

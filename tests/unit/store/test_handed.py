@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone, jobs
+from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone, seal_job
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import slots_of_slices
@@ -116,7 +116,7 @@ def test_a_handed_delete_concerns_lower_ranks_of_its_slots(store: Store, home: P
 
 def test_handed_deletes_are_kept_for_late_rows_up_to_a_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest stay when nothing here awaits them; one of the own log goes, whose rows cannot come any more."""
-    monkeypatch.setattr(jobs, "LATE_TOMBSTONES_MAX", 3)
+    monkeypatch.setattr(seal_job, "LATE_TOMBSTONES_MAX", 3)
     store.delete(1, 4, "plant", "cpu", {})
     for version in range(2, 5):
         delete(store, version, (2, 10 * version))

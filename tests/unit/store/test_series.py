@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store.batch_columns import repeated_tags, series_mask, tag_column, tag_values
+from headrace.consumers.store.batch_columns import repeated_tags, series_mask, tag_column, tag_values, values_of_tags
 from headrace.schemas.series import series_key
 
 TEXT = st.text(st.sampled_from("ab,= \\\nö."), max_size=5)
@@ -26,7 +26,7 @@ def test_every_tag_is_found_again(series: list[dict[str, str]], data: st.DataObj
     assert [tags.get(tag) or None for tags in series] == tag_values(keys, tag).to_pylist()
     column = tag_column(keys, tag, np.arange(len(series))[::-1])
     assert [tags.get(tag) or None for tags in reversed(series)] == column.to_pylist()
-    every = repeated_tags(keys, names, np.arange(len(series)) + 1)
+    every = repeated_tags(values_of_tags(keys, names), np.arange(len(series)) + 1)
     for name in names:
         expected = [tags.get(name) or None for number, tags in enumerate(series) for _ in range(number + 1)]
         assert expected == every[name].to_pylist()
@@ -46,6 +46,6 @@ def test_a_tag_is_not_found_inside_another() -> None:
         [series_key("t", {"xhost": "1", "b": "2"}), series_key("t", {"b": ",host=9"}), series_key("t,host=3", {})]
     )
     assert [None, None, None] == tag_values(keys, "host").to_pylist()
-    assert [None] == repeated_tags(pa.array(["host=3"]), ["host"], np.ones(1, np.int64))["host"].to_pylist()
+    assert [None] == values_of_tags(pa.array(["host=3"]), ["host"])["host"].to_pylist()
     plain = pa.array([series_key("t", {"xhost": "1"}), series_key("t", {"host": "2", "xhost": "3"})])
-    assert [None, "2"] == repeated_tags(plain, ["host"], np.ones(2, np.int64))["host"].to_pylist()
+    assert [None, "2"] == values_of_tags(plain, ["host"])["host"].to_pylist()

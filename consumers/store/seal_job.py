@@ -1,4 +1,4 @@
-"""The jobs seal, compact and drop. headrace.consumers.store.store_job has the order in which they commit."""
+"""The job that seals: sort, encode, sync, rename, one index batch. See `store_job` for the order of commits."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.consumers.store.batch_columns import Mask
-from headrace.consumers.store.compaction import are_neighbours, output_name
+from headrace.consumers.store.encoding import ColumnEncoding, choose_encodings
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import apply_tombstones, encode_last, last_of_segment, merge_last
 from headrace.consumers.store.memtable import LiveBatch, Memtable, TableKey, TableMetadata, by_rank, newer_schema
 from headrace.consumers.store.row_order import Part, SortedTable, sort_table
-from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
+from headrace.consumers.store.segment import SegmentEntry, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
-from headrace.consumers.store.segment_reader import read_rows, schema_of_file, union_of
-from headrace.consumers.store.slots import without_held
-from headrace.consumers.store.store_errors import JobSuperseded, SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
-from headrace.consumers.store.synced import of_all
-from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible, without_deleted
+from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
 
+SHARED_ROWS_MAX = 32_768
+"""Files of fewer rows share one choice of encodings: a choice for each took almost half the time of a file."""
 LATE_TOMBSTONES_MAX = 10_000
 """Tombstones that a store keeps for late rows of earlier holders of its slots alone; the oldest is purged first."""
 
@@ -38,7 +36,7 @@ class _WrittenSegment:
     """A segment that is on disk under its final name but not yet in the index."""
 
     entry: SegmentEntry
-    runs: Runs
+    runs: bytes
     last: pa.RecordBatch
 
 
@@ -143,10 +141,12 @@ class SealJob(StoreJob):
         try:
             for table, sealed in sorted(self._sealed.items()):
                 for ranks, rows in self._sorted(table, sealed):
+                    shared = self._shared_encodings(sealed.schema, rows)
                     for name, part in self._named(sealed.schema, ranks, rows):
                         if name.relative not in self._written:
+                            own = shared if part.rows < SHARED_ROWS_MAX else None
                             running.append(
-                                encoders.submit(self._write, name, sealed.schema, rows, part, ranks.held_since)
+                                encoders.submit(self._write, name, sealed.schema, rows, part, ranks.held_since, own)
                             )
             for each in running:
                 each.result()
@@ -204,16 +204,35 @@ class SealJob(StoreJob):
             place = (schema.database, schema.table, part.slice_number, part.bucket)
             yield SegmentName(*place, ranks.era, ranks.first_version, ranks.last_version), part
 
-    def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part, held_since: int) -> None:
+    def _shared_encodings(self, schema: TableSchema, rows: SortedTable) -> Mapping[str, ColumnEncoding] | None:
+        """The encodings of all small files of one table, None if it has not several."""
+        small = [part for part in rows.parts if part.rows < SHARED_ROWS_MAX]
+        if len(small) < 2:
+            return None
+        # Rows of one table are of one kind, whatever their day. The largest part shows the most of it.
+        fields = rows.rows_of(max(small, key=lambda part: part.rows)).fields
+        settings = self._components.settings
+        return choose_encodings(fields, schema.field_types(), settings.row_group_rows, settings.compression_level)
+
+    def _write(
+        self,
+        name: SegmentName,
+        schema: TableSchema,
+        rows: SortedTable,
+        part: Part,
+        held_since: int,
+        encodings: Mapping[str, ColumnEncoding] | None,
+    ) -> None:
         segment = rows.rows_of(part)
-        encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
+        group, settings = self._components.group, self._components.settings
+        encoded = encode_segment(group, name, schema, segment, self.version, settings, encodings)
         self._components.files.stage(name.relative, encoded.data)
         # By threads of the pool, without a lock: each change is one call, which the interpreter does not divide.
         self._staged.append(name.relative)
         handed = self.version if held_since else 0
         entry = replace(encoded.entry, held_since=held_since, handed_version=handed)
         self._components.rollups.write(entry, segment)
-        self._written[name.relative] = _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
+        self._written[name.relative] = _WrittenSegment(entry, encoded.runs.to_bytes(), last_of_segment(segment, entry))
 
     def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
         """The new last rows of every bucket that has a segment or a tombstone of this seal."""
@@ -275,117 +294,6 @@ class SealJob(StoreJob):
         # A user's delete follows to the centres, so it stays until each has decided about it.
         progress = self._components.centres.lowest(self._components.group)
         return {each for each in purged if progress is None or each.came_at <= progress or each.is_drop}
-
-
-class CompactJob(StoreJob):
-    """Replaces several segments, or one with unapplied tombstones, by one segment."""
-
-    def __init__(self, components: StoreComponents, version: int, inputs: Sequence[str]) -> None:
-        """Created by `Store.compact`."""
-        super().__init__(components, version)
-        self.inputs = tuple(inputs)
-        # Those known at this version, not when the job runs: the output must be the same on every replica.
-        self._tombstones = components.view.tombstones_by_table()
-        self._held = components.view.holds
-
-    def _execute(self) -> None:
-        view = self._components.view
-        found = [entry for entry in (view.entry(name) for name in self.inputs) if entry is not None]
-        if not found:
-            # The record was applied before a crash and is read again, or its slice has been dropped since.
-            return
-        if len(found) != len(self.inputs) or not are_neighbours(found, (*view.catalogue(), *view.cut_entries())):
-            raise JobSuperseded(
-                f"compaction at version {self.version} names segments that are not neighbours here: {', '.join(self.inputs)}"
-            )
-        if len(without_held(found, self._held)) < len(found):
-            raise JobSuperseded(f"compaction at version {self.version} names segments of slots that leave")
-        awaited = [entry.name for entry in found if entry.awaited]
-        if awaited:
-            # Never skipped: the members that have the file merge it.
-            raise SegmentAwaited(f"compaction at version {self.version} waits for {', '.join(awaited)}")
-        self._replace(found, self._merge(found))
-
-    def _merge(self, inputs: Sequence[SegmentEntry]) -> _WrittenSegment | None:
-        components = self._components
-        metadata = components.view.metadata((inputs[0].database, inputs[0].table))
-        assert metadata is not None, inputs[0].name
-        # What the inputs have, not the newest in memory: it is the same on every replica, whenever the job runs. The
-        # file of a sync sender may lack columns that the table had before.
-        files = [schema_of_file(components.files.path(entry.name), entry) for entry in inputs]
-        # The resolution is not in the file. It is that of every version of the table.
-        schema = replace(union_of(files), recorded_resolution=metadata.schema.recorded_resolution)
-        fields = [name for name, _ in schema.fields]
-        batches = []
-        tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())
-        for entry in inputs:
-            rows = read_rows(components.files.path(entry.name), entry, components.runs.get(entry.name), fields)
-            batches += without_deleted([rows], tombstones.unapplied(entry), [0])
-        name = output_name(inputs)
-        merged = sort_table(batches, metadata.database, schema)
-        assert len(merged.parts) <= 1, name
-        if not merged.parts:
-            return None
-        segment = merged.rows_of(merged.parts[0])
-        encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)
-        components.files.write(name.relative, encoded.data)
-        components.files.sync_directories([name.relative])
-        # Rows of one slot and era are of one log, so the inputs have both in common (see `are_neighbours`).
-        synced, stores = of_all(inputs)
-        entry = replace(
-            encoded.entry,
-            held_since=inputs[0].held_since,
-            loaded_version=max(entry.loaded_version for entry in inputs),
-            handed_version=max(entry.handed_version for entry in inputs),
-            order=name.order,
-            synced=synced,
-            stores=stores,
-            loaded_rank=max(each.loaded_rank for each in inputs),
-        )
-        components.rollups.write(entry, segment)
-        return _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
-
-    def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:
-        added: list[tuple[SegmentEntry, Runs | None]] = [] if output is None else [(output.entry, output.runs)]
-        _replace_segments(self._components, inputs, added)
-
-
-class DropJob(StoreJob):
-    """Removes the segments of slices that a drop deletes as a whole."""
-
-    def __init__(self, components: StoreComponents, version: int, tombstone: Tombstone) -> None:
-        """Created by `Store.drop`, whose tombstone has made the rows invisible already."""
-        super().__init__(components, version)
-        self._tombstone = tombstone
-        self._held = components.view.holds
-
-    def _execute(self) -> None:
-        view, drop = self._components.view, self._tombstone
-        assert drop.end_ns is not None
-        dropped = [
-            entry
-            # A drop from before a cut concerns the files that leave, also when it runs after it.
-            for entry in without_held((*view.catalogue(), *view.cut_entries()), self._held)
-            # Read again after a crash, a drop finds files that were loaded after it: another replica keeps them.
-            if entry.loaded_version < self.version
-            and (entry.database, entry.table) == (drop.database, drop.table)
-            and entry.max_time_ns < drop.end_ns
-            and entry.is_subject_to(drop)
-        ]
-        if dropped:
-            _replace_segments(self._components, dropped, [])
-
-
-def _replace_segments(
-    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs | None]]
-) -> None:
-    names = [entry.name for entry in removed]
-    with components.commit_lock:
-        components.index.commit(IndexChanges(added=added, removed=names), components.files.pinned())
-        components.view.commit(removed=removed, added=[entry for entry, _ in added])
-    # Last, and only after the synced commit: the catalogue must never name a file that is unlinked.
-    components.files.remove(names)
-    components.rollups.remove(names)
 
 
 def _awaited(tombstones: TombstoneSet, entries: Iterable[SegmentEntry]) -> Mask:
