@@ -21,12 +21,22 @@ from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.copies_ahead import CopyNote
 from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid, files_of_slots
+from headrace.consumers.migration.cut_scan import CutAnswer, CutScan
 from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
-from headrace.consumers.store import CutFile, CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
+from headrace.consumers.store import (
+    CutFile,
+    CutUnready,
+    SegmentEntry,
+    SeriesFile,
+    Slots,
+    StoreError,
+    TableUnknown,
+    staged_names,
+)
 from headrace.consumers.store.segment_files import translate_errors
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
@@ -36,6 +46,7 @@ CUT_ROUTE = "/api/v1/cut"
 CUT_FILE_ROUTE = "/api/v1/cut/file"
 PRESENT_ROUTE = "/api/v1/cut/present"
 NOTE_ROUTE = "/api/v1/cut/note"
+ROWS_ROUTE = "/api/v1/cut/rows"
 DIGEST_HEADER = "x-headrace-digest"
 """xxh3-128 of all bytes of a series file, in hex. The digest of a segment is in its series."""
 SERIES_BYTES_HEADER = "x-headrace-series-bytes"
@@ -86,6 +97,13 @@ class CutSource(Protocol):
         """Say that files of the group are copied ahead."""
         ...
 
+    def rows(self, pair: Pair, table_version: int, scan: CutScan, timeout_s: float) -> CutAnswer:
+        """Rows of a table that left with the slots of a pair, before their files can be listed too.
+
+        Raises CutAnswerInvalid.
+        """
+        ...
+
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """Put the file of an awaited entry and its series into a staging directory.
 
@@ -96,16 +114,38 @@ class CutSource(Protocol):
         ...
 
 
-def cut_of(group: Group, target: GroupKey) -> CutListing:
-    """What a group here has given to another one with its newest cut. Raises CutUnready, SegmentAwaited."""
-    changes = group.applied.changes
-    given = {slot: each.version for slot, each in changes.given.items() if each.target == target}
+def _given(group: Group, target: GroupKey) -> tuple[int, tuple[int, ...]]:
+    """(version, slots) of the newest cut with which a group here gave slots to another one. Raises CutUnready."""
+    given = {slot: each.version for slot, each in group.applied.changes.given.items() if each.target == target}
     if not given:
         raise CutUnready(f"group {group.name} has not given a slot to {target.group} yet")
     if group.health.refuses(Use.QUORUM):
         raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
     version = max(given.values())
-    slots = tuple(sorted(slot for slot, newest in given.items() if newest == version))
+    return version, tuple(sorted(slot for slot, newest in given.items() if newest == version))
+
+
+def rows_of_cut(group: Group, target: GroupKey, table_version: int, scan: CutScan) -> CutAnswer:
+    """Rows that a group here has given to another one with the cut that leads to a table, or to a later one.
+
+    Raises CutUnready, CutTooLarge, SegmentAwaited.
+    """
+    if group.applied.changes.settled_version < table_version:
+        raise CutUnready(f"group {group.name} has not reached slot table {table_version}")
+    version, slots = _given(group, target)
+    total = group.applied.changes.slots_total
+    try:
+        found = group.store.read_cut(version, Slots(frozenset(slots), total), (scan.database, scan.table), scan.request)
+    except TableUnknown:
+        return CutAnswer(slots, 0)
+    schema, batches = found
+    return CutAnswer(slots, schema.version, tuple(batches))
+
+
+def cut_of(group: Group, target: GroupKey) -> CutListing:
+    """What a group here has given to another one with its newest cut. Raises CutUnready, SegmentAwaited."""
+    changes = group.applied.changes
+    version, slots = _given(group, target)
     cut = group.store.cut(version, Slots(frozenset(slots), changes.slots_total))
     # Parts that were accepted are forgotten. Whoever asks has read some of them, and compares with the rest.
     due = [each.transfer for each in changes.due.get(target, ()) if each.transfer.rank is None]
@@ -159,6 +199,18 @@ class PeerCut:
     def note(self, note: CopyNote) -> None:
         """See CutSource."""
         self._document(f"{self._url}{NOTE_ROUTE}?{urlencode(self._named() | asdict(note))}")
+
+    def rows(self, pair: Pair, table_version: int, scan: CutScan, timeout_s: float) -> CutAnswer:
+        """See CutSource."""
+        target = {"target": pair.target.group, "target_birth": pair.target.birth}
+        asked = self._named() | target | {"table": table_version, "scan": scan.to_json()}
+        try:
+            with request_node(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s=timeout_s) as answer:
+                return CutAnswer.from_bytes(b"".join(answer.chunks()))
+        except NodeRefused as error:
+            raise _refused(self.name, error) from error
+        except (NodeUnreachable, AnswerCut) as error:
+            raise SourceFailed(error.message, retriable=True) from error
 
     def _document(self, url: str) -> Any:
         try:
@@ -252,6 +304,14 @@ class OwnCut:
     def note(self, note: CopyNote) -> None:
         """See CutSource."""
         del note
+
+    def rows(self, pair: Pair, table_version: int, scan: CutScan, timeout_s: float) -> CutAnswer:
+        """See CutSource."""
+        del timeout_s
+        try:
+            return rows_of_cut(self._group, pair.target, table_version, scan)
+        except HeadraceError as error:
+            raise CutRefused(error.message, kind=type(error).__name__) from error
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""

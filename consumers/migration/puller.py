@@ -23,6 +23,7 @@ from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.migration.early_copies import EarlyCopies, keeps_staged
 from headrace.consumers.migration.file_puller import FilePuller, WantedFile
+from headrace.consumers.migration.former_holders import FormerHolders
 from headrace.consumers.migration.pull import Pull, is_settled, missing_loads
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.pull_figures import PullFigures, figures_of
@@ -41,7 +42,7 @@ from headrace.consumers.migration.slot_pull import (
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import CutUnready, Slots, awaited_entry
+from headrace.consumers.store import CutUnready, FormerRows, ScanRequest, Slots, TableMetadata, awaited_entry
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.membership_records import SlotDone
@@ -84,6 +85,7 @@ class SlotPuller:
             limits.migration_busy_share,
         )
         self._early = EarlyCopies(environment, self.files, pool, self.wake)
+        self._former = FormerHolders(environment)
         self._pulls: dict[Pair, Pull] = {}
         self._number = 0
         self._loaded: tuple[int, dict[str, frozenset[int]]] = (0, {})
@@ -107,6 +109,7 @@ class SlotPuller:
     def stop(self) -> None:
         """Stop; an unfinished file continues at the next start."""
         self.request_stop()
+        self._former.close()
         self._task.stop()
         self._pool.shutdown(cancel_futures=True)
 
@@ -152,6 +155,23 @@ class SlotPuller:
                     return False
                 self._changed.wait(min(WAIT_STEP_S, deadline.left_s()))
         return True
+
+    def former_rows(
+        self, group: str, slots: Collection[int], metadata: TableMetadata, request: ScanRequest, timeout_s: float
+    ) -> FormerRows | None:
+        """Rows of one table in some slots that are pulled, as their former holders have them.
+
+        None where these do not answer in time, or have too many: then the files must be waited for.
+        """
+        change, number, every = self._environment.state.change, self._number, list(self._pulls.values())
+        if change is None or number != change.number:
+            return None
+        pulls = [
+            each for each in every if each.pair.target.group == group and not set(slots).isdisjoint(each.pair.slots)
+        ]
+        if not {slot for pull in pulls for slot in pull.pair.slots}.issuperset(slots):
+            return None
+        return self._former.read(pulls, change.table.version, metadata, request, timeout_s)
 
     @contextmanager
     def _urgently(self, group: str, slots: frozenset[int]) -> Iterator[None]:

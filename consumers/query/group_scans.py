@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.replication.group import Group
+from headrace.consumers.store import FormerRows, ScanRequest
 from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.consumers.store.scan import TableScan
 
@@ -58,6 +59,12 @@ class Conditions:
     tags: Mapping[str, Sequence[str]] | None = None
     newest: Sequence[str] | None = None
     rollup: RollupRequest | None = None
+
+    @property
+    def request(self) -> ScanRequest:
+        """The rows as a store is asked for them."""
+        columns = None if self.columns is None else frozenset(self.columns)
+        return ScanRequest(columns, self.start_ns, self.end_ns, self.tags)
 
 
 class LocalScan:
@@ -126,9 +133,13 @@ def exact_rows(scans: Sequence[GroupScan]) -> list[pa.Table] | None:
     return [scan.table for scan in scans]
 
 
-def open_scan(group: Group, wanted: Conditions) -> GroupScan:
-    """The rows that a query reads in one group. Raises TableUnknown, StoreRetired, StoreDamaged."""
-    if wanted.newest is not None and (rows := _newest(group, wanted, wanted.newest)) is not None:
+def open_scan(group: Group, wanted: Conditions, former: FormerRows | None = None) -> GroupScan:
+    """The rows that a query reads in one group, with those that former holders have of its slots.
+
+    Raises TableUnknown (not with `former`), StoreRetired, StoreDamaged.
+    """
+    # Which row is the newest is known once all files are here.
+    if former is None and wanted.newest is not None and (rows := _newest(group, wanted, wanted.newest)) is not None:
         return rows
     scan = group.store.scan(
         wanted.database,
@@ -138,6 +149,7 @@ def open_scan(group: Group, wanted: Conditions) -> GroupScan:
         end_ns=wanted.end_ns,
         tags=wanted.tags,
         rollup=wanted.rollup,
+        former=former,
     )
     return LocalScan(group.name, scan)
 

@@ -20,7 +20,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.scheduling.driver import BlockedOn
-from headrace.consumers.store import StoreRetired, TableUnknown
+from headrace.consumers.store import FormerRows, ScanRequest, StoreRetired, TableMetadata, TableUnknown
 from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.schemas.group_changes import BEGINNING, GroupKey
@@ -49,6 +49,12 @@ class PulledSlots(Protocol):
         """Whether the data of these slots arrives in time; they come first meanwhile."""
         ...
 
+    def former_rows(
+        self, group: str, slots: Collection[int], metadata: TableMetadata, request: ScanRequest, timeout_s: float
+    ) -> FormerRows | None:
+        """What former holders of these slots have for a scan; None where the data must be waited for."""
+        ...
+
 
 class NothingPulled:
     """The PulledSlots of a node that takes no data from others."""
@@ -62,6 +68,13 @@ class NothingPulled:
         """See PulledSlots."""
         del group, slots, timeout_s
         return True
+
+    def former_rows(
+        self, group: str, slots: Collection[int], metadata: TableMetadata, request: ScanRequest, timeout_s: float
+    ) -> FormerRows | None:
+        """See PulledSlots."""
+        del group, slots, metadata, request, timeout_s
+        return None
 
 
 class LocalSource:
@@ -139,10 +152,9 @@ class LocalSource:
         fence, wanted = reading.fence, Conditions(database, table, columns, start_ns, end_ns, tags, newest, rollup)
         with ExitStack() as opened:
             for group in self._groups_of(fence):
-                self._await_data(group, database, start_ns, end_ns, reading)
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 try:
-                    scan = open_scan(group, wanted)
+                    scan = self._opened(group, wanted, reading)
                 except TableUnknown:
                     continue
                 except StoreRetired as error:
@@ -213,22 +225,28 @@ class LocalSource:
         if version and proven > version:
             raise SlotsMoved.to(group.name, proven, version)
 
-    def _await_data(
-        self, group: Group, database: str, start_ns: int | None, end_ns: int | None, reading: Reading
-    ) -> None:
-        """Wait for the data of slots that a scan may read; for them only, and before that of others."""
-        slots, schema = self.pulled.pulling(group.name), self._catalogue.databases.get(database)
+    def _opened(self, group: Group, wanted: Conditions, reading: Reading) -> GroupScan:
+        """The scan of one group, with what former holders have of slots whose data has not arrived.
+
+        Where these do not give it, their data is waited for; for that only, and before that of others.
+        """
+        slots, schema = self.pulled.pulling(group.name), self._catalogue.databases.get(wanted.database)
+        if slots and schema is not None:
+            slots = touched(slots, group.applied.changes.slots_total, schema, wanted.start_ns, wanted.end_ns)
         if not slots or schema is None:
-            return
-        wanted = touched(slots, group.applied.changes.slots_total, schema, start_ns, end_ns)
-        if not wanted:
-            return
+            return open_scan(group, wanted)
         with reading.waits.outside(BlockedOn.FILE):
-            has_arrived = self.pulled.wait_until_pulled(group.name, wanted, reading.left_s)
+            metadata = TableMetadata(schema, self._catalogue.newest(wanted.database, wanted.table))
+            former = self.pulled.former_rows(group.name, slots, metadata, wanted.request, reading.left_s)
+        if former is not None:
+            return open_scan(group, wanted, former)
+        with reading.waits.outside(BlockedOn.FILE):
+            has_arrived = self.pulled.wait_until_pulled(group.name, slots, reading.left_s)
         if not has_arrived:
-            shown = ", ".join(map(str, sorted(wanted)[:SLOTS_SHOWN]))
-            more = f" and {len(wanted) - SLOTS_SHOWN} more" if len(wanted) > SLOTS_SHOWN else ""
+            shown = ", ".join(map(str, sorted(slots)[:SLOTS_SHOWN]))
+            more = f" and {len(slots) - SLOTS_SHOWN} more" if len(slots) > SLOTS_SHOWN else ""
             raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])
+        return open_scan(group, wanted)
 
     def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
         """See TableSource."""

@@ -4,6 +4,8 @@
 and sealed the cut, and with `SegmentAwaited` while it is still pulling some of these slots itself. Both pass.
 `GET /api/v1/cut/present?group=G&birth=B` lists the files of all slots that the group has now.
 `GET /api/v1/cut/note?group=G&birth=B&change=C&node=N&left=K` says that a node copies K more of them ahead.
+`GET /api/v1/cut/rows?group=G&birth=B&target=T&target_birth=B&table=V&scan=JSON` sends rows that left with the cut of slot
+table V, from the moment on at which this member has applied it.
 `GET /api/v1/cut/file?group=G&birth=B&digest=D&part=both|segment|series&offset=N` sends any file of the group that is here.
 """
 
@@ -24,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.consumers.migration.copies_ahead import CopiesAhead, CopyNote
 from headrace.consumers.migration.cut_listing import CutListing, files_document
+from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
 from headrace.consumers.migration.cut_source import (
     BOTH_PARTS,
     CUT_FILE_ROUTE,
@@ -31,6 +34,7 @@ from headrace.consumers.migration.cut_source import (
     DIGEST_HEADER,
     NOTE_ROUTE,
     PRESENT_ROUTE,
+    ROWS_ROUTE,
     SEGMENT_PART,
     SERIES_BYTES_HEADER,
     SERIES_PART,
@@ -40,6 +44,7 @@ from headrace.consumers.migration.cut_source import (
     PresentFiles,
     cut_of,
     present_files,
+    rows_of_cut,
 )
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
@@ -73,6 +78,10 @@ class CutService:
     def present(self, key: GroupKey) -> tuple[Load, ...]:
         """The files of a group that are here. Raises SlotNotHeld, CutRefused."""
         return present_files(self._group(key))
+
+    def rows(self, key: GroupKey, target: GroupKey, table_version: int, scan: CutScan) -> CutAnswer:
+        """Rows of a table that a group has given away. Raises SlotNotHeld, CutRefused, CutUnready, CutTooLarge."""
+        return rows_of_cut(self._group(key), target, table_version, scan)
 
     def open(
         self, key: GroupKey, digest: str, part: str, offset: int, loaded: int = 0
@@ -148,13 +157,16 @@ def cut_routes(service: Callable[[], CutService]) -> list[Route]:
     async def present(request: Request) -> Response:
         return await _answer(lambda: _present(service(), request.query_params))
 
+    async def rows(request: Request) -> Response:
+        return await _answer(lambda: _rows(service(), request.query_params))
+
     async def note(request: Request) -> Response:
         return await _answer(lambda: _note(service(), request.query_params))
 
     async def file(request: Request) -> Response:
         return await _answer(lambda: _file(service(), request.query_params))
 
-    routes = {CUT_ROUTE: listing, PRESENT_ROUTE: present, NOTE_ROUTE: note, CUT_FILE_ROUTE: file}
+    routes = {CUT_ROUTE: listing, PRESENT_ROUTE: present, NOTE_ROUTE: note, ROWS_ROUTE: rows, CUT_FILE_ROUTE: file}
     return [Route(route, answer, methods=["GET"]) for route, answer in routes.items()]
 
 
@@ -165,6 +177,12 @@ def _listing(service: CutService, query: Mapping[str, str]) -> Response:
 
 def _present(service: CutService, query: Mapping[str, str]) -> Response:
     return JSONResponse(files_document(service.present(_key(query, "group", "birth"))))
+
+
+def _rows(service: CutService, query: Mapping[str, str]) -> Response:
+    key, target = _key(query, "group", "birth"), _key(query, "target", "target_birth")
+    answer = service.rows(key, target, _number(query, "table", ""), CutScan.from_json(query.get("scan", "")))
+    return Response(answer.to_bytes(), media_type="application/octet-stream")
 
 
 def _note(service: CutService, query: Mapping[str, str]) -> Response:
@@ -239,4 +257,4 @@ async def _answer(call: Callable[[], Response]) -> Response:
         return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
 
 
-_STATUSES: Mapping[type, int] = {RequestInvalid: 400, FileGone: 404, FileMerged: 404}
+_STATUSES: Mapping[type, int] = {RequestInvalid: 400, CutAnswerInvalid: 400, FileGone: 404, FileMerged: 404}

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
     from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
     from headrace.consumers.store.encoders import encoding_threads
+    from headrace.consumers.store.former_rows import FormerRows, RankedRows
     from headrace.consumers.store.load_job import LoadJob, SeriesFile, awaited_entry, staged_names
-    from headrace.consumers.store.memtable import MemtableSize
+    from headrace.consumers.store.memtable import MemtableSize, TableMetadata
+    from headrace.consumers.store.pruning import ScanRequest
     from headrace.consumers.store.scan import TableScan
     from headrace.consumers.store.seal_job import SealJob
     from headrace.consumers.store.segment import SegmentEntry
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.store_directory import StoreSnapshot
     from headrace.consumers.store.store_errors import (
         BatchInvalid,
+        CutTooLarge,
         CutUnready,
         JobOutOfOrder,
         JobSuperseded,
@@ -46,7 +49,12 @@ _HOMES = {
     "Compaction": "headrace.consumers.store.compaction",
     "Cut": "headrace.consumers.store.cut",
     "CutFile": "headrace.consumers.store.cut",
+    "CutTooLarge": "headrace.consumers.store.store_errors",
     "CutUnready": "headrace.consumers.store.store_errors",
+    "FormerRows": "headrace.consumers.store.former_rows",
+    "RankedRows": "headrace.consumers.store.former_rows",
+    "ScanRequest": "headrace.consumers.store.pruning",
+    "TableMetadata": "headrace.consumers.store.memtable",
     "DropJob": "headrace.consumers.store.compact_job",
     "HandedRank": "headrace.consumers.store.slot_moves",
     "HoldJob": "headrace.consumers.store.cut",
@@ -92,15 +100,19 @@ __all__ = [
     "Compaction",
     "Cut",
     "CutFile",
+    "CutTooLarge",
     "CutUnready",
     "DropJob",
+    "FormerRows",
     "HandedRank",
     "HoldJob",
     "JobOutOfOrder",
     "JobSuperseded",
     "LoadJob",
     "MemtableSize",
+    "RankedRows",
     "ReleaseJob",
+    "ScanRequest",
     "SealJob",
     "SegmentAwaited",
     "SegmentEntry",
@@ -120,6 +132,7 @@ __all__ = [
     "StoreSettings",
     "StoreSnapshot",
     "StoreUnwritable",
+    "TableMetadata",
     "TableScan",
     "TableUnknown",
     "Tombstone",

@@ -155,7 +155,7 @@ def read_table(
     narrow = {} if whole_files else _few_series(view.schema, request, direct, wanted, files, runs_of, blocks, count)
     ranked += [(rank_of(entry), narrow[entry.name]) for entry in direct if entry.name in narrow]
     direct = [entry for entry in direct if entry.name not in narrow]
-    masks = _TagFilter(request.tags or {})
+    masks = TagFilter(request.tags or {})
     # Columns before rows: a filter copies every column that it is given.
     of_fields = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
     for batch, rows in zip(live, visible(of_fields, view.tombstones), strict=True):
@@ -246,18 +246,20 @@ def _no_rows(schema: TableSchema, request: ScanRequest) -> pa.Table:
     return pa.schema(wanted).empty_table()
 
 
-class _TagFilter:
+class TagFilter:
     """Keeps the rows of unsealed batches that have the requested tags."""
 
     # Consecutive batches of one writer mostly have equal
     # dictionaries, so the newest mask is kept and rarely recomputed.
 
     def __init__(self, tags: Mapping[str, Sequence[str]]) -> None:
+        """No tags keep every row."""
         self._tags = tags
         self._dictionary: pa.Array | None = None
         self._mask: Mask | None = None
 
     def keep(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that have them."""
         if not self._tags:
             return rows
         series = rows.column(0)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.consumers.store.cut import Cut, HoldJob, ReleaseJob, make_cut, read_series, write_export
+from headrace.consumers.store.cut_rows import read_cut
+from headrace.consumers.store.former_rows import RankedRows
 from headrace.consumers.store.load_job import LoadJob, attach, awaited_entry
 from headrace.consumers.store.memtable import TableMetadata, live_batch, newer_schema
+from headrace.consumers.store.pruning import ScanRequest
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.slots import Hold, Slots
 from headrace.consumers.store.store_job import StoreComponents
@@ -148,6 +151,15 @@ class SlotMoves:
         be on the same file system. Raises what `cut` raises, StoreFull or StoreUnwritable.
         """
         return write_export(self._components, version, slots, directory)
+
+    def read_cut(
+        self, version: int, slots: Slots, table: tuple[str, str], request: ScanRequest
+    ) -> tuple[TableSchema, list[RankedRows]]:
+        """Rows that left with `slots`, which were held at `version`, and their schema; before its seal, too.
+
+        Raises TableUnknown, CutUnready, CutTooLarge, SegmentAwaited, StoreRetired or StoreDamaged.
+        """
+        return read_cut(self._components, Hold(version, slots), table, request)
 
     def cut_files(self) -> list[SegmentEntry]:
         """The files that left with their slots and are not released yet, those that are awaited among them."""

@@ -82,6 +82,11 @@ def batch_without(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> L
     return _left(batch, leaving)
 
 
+def batch_within(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> LiveBatch | None:
+    """The rows of a batch that are of some slots; None if there are none."""
+    return _left(batch, ~np.isin(row_slots(batch.rows, database, slots.total), tuple(slots.numbers)))
+
+
 def batch_without_deleted(
     batch: LiveBatch, database: DatabaseSchema, deletes: TombstoneSet, slots: Collection[int], slots_total: int
 ) -> LiveBatch | None:

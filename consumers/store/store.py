@@ -14,6 +14,7 @@ from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.compact_job import CompactJob, DropJob
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.encoders import encoding_threads
+from headrace.consumers.store.former_rows import FormerRows, table_view
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.last_rows import (
     LiveSummaries,
@@ -214,18 +215,20 @@ class Store(SlotMoves):
         end_ns: int | None = None,
         tags: Mapping[str, Sequence[str]] | None = None,
         rollup: RollupRequest | None = None,
+        former: FormerRows | None = None,
     ) -> TableScan:
         """The rows of a table at this instant, with time in [start_ns, end_ns) and the given tag values.
 
         With `rollup` the scan has rollups in the place of files; of their hours the caller takes those in the range.
-        TableScan says what is exact. Unknown names in `columns` are ignored. Raises TableUnknown or StoreDamaged.
+        TableScan says what is exact. Unknown names in `columns` are ignored. `former` are rows that are not here yet.
+        Raises TableUnknown (not with `former`) or StoreDamaged.
         """
         parts, files = self._components, self._components.files
-        content = parts.view.table(database, table, on_entries=files.pin)
+        content = table_view(parts.view, (database, table), former, files.pin)
         pinned = [entry.name for entry in content.entries]
         request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
-            unique = parts.live.of(content).unique
+            unique = former is None and parts.live.of(content).unique
             given = (parts.runs.get, parts.overlaps, parts.blocks, unique)
             read = read_table(content, request, files, *given, whole_files=rollup is not None)
             direct, rolled = parts.rollups.divide(read.direct, rollup, content.schema, request.tags)
@@ -265,14 +268,11 @@ class Store(SlotMoves):
         # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
         named = [*last, ((database, table), components.live.of(view).last)]
-        indices = components.last_tags
         # By the tags first: what is deleted matters of the wanted series alone.
-        found = [with_tags(batch, wanted, indices.of(name, batch)) for name, batch in named]
-        sealed, live = found[:-1], found[-1]
+        found = [with_tags(batch, wanted, components.last_tags.of(name, batch)) for name, batch in named]
         if unapplied:
-            sealed = [apply_tombstones(batch, unapplied, era_max) for batch in sealed]
-        batches = [*sealed, live]
-        merged = merge_last(batches, view.schema.field_types())
+            found[:-1] = [apply_tombstones(batch, unapplied, era_max) for batch in found[:-1]]
+        merged = merge_last(found, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
 
     def undecided(self, after: int, files_max: int, directory: Path) -> Undecided:

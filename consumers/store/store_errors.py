@@ -88,6 +88,10 @@ class CutUnready(StoreError):
         super().__init__(message, action="the seal is under way; ask again", retriable=True)
 
 
+class CutTooLarge(StoreError):
+    """More rows of a cut are asked for than one answer may have."""
+
+
 class StagedFileInvalid(StoreError):
     """Files that were fetched are not those that are awaited. They were removed; fetch them again.
 

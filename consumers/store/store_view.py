@@ -18,7 +18,7 @@ from headrace.consumers.store.slots import Hold, Slots, batch_without, batch_wit
 from headrace.consumers.store.store_errors import TableUnknown
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
-from headrace.schemas.tables import TableSchema
+from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class StoreView:
         table = (known.schema.database, known.schema.table)
         with self.lock:
             self._update_metadata(table, known)
-            left = self._without_handed(table, batch, self._set_of(table).limited) if batch.held_since else batch
+            left = without_handed(known.database, batch, self._set_of(table).limited) if batch.held_since else batch
             if left is not None:
                 self._live.add(table, left)
             self.era_max = max(self.era_max, batch.era)
@@ -93,7 +93,7 @@ class StoreView:
             if tombstone.slots:
                 # At once: what is unsealed then has it applied, and a seal that comes has nothing to do with it.
                 alone = TombstoneSet([tombstone])
-                self._show(lambda of, batch: self._without_handed(of, batch, alone) if of == table else batch)
+                self._show(lambda of, batch: self._without(of, batch, alone) if of == table else batch)
 
     def hold(self, hold: Hold) -> None:
         """The rows of slots that left are shown to nobody from now on; the caller has frozen what is unsealed."""
@@ -110,16 +110,8 @@ class StoreView:
         self._frozen = [(frozen, shown.mapped(change)) for frozen, shown in self._frozen]
         self._live = self._live.mapped(change)
 
-    def _without_handed(self, table: TableKey, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
-        """What deletes that were handed over leave of a batch."""
-        left: LiveBatch | None = batch
-        by_slots: dict[tuple[tuple[int, ...], int], list[Tombstone]] = {}
-        for each in deletes if batch.held_since else ():
-            by_slots.setdefault((each.slots, each.slots_total), []).append(each)
-        for (slots, total), found in by_slots.items():
-            if left is not None:
-                left = batch_without_deleted(left, self._require(table).database, TombstoneSet(found), slots, total)
-        return left
+    def _without(self, table: TableKey, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
+        return without_handed(self._require(table).database, batch, deletes)
 
     def freeze(self) -> tuple[Memtable, Mapping[TableKey, TombstoneSet]]:
         """Makes the unsealed rows immutable; returns them and the tombstones so far.
@@ -187,6 +179,11 @@ class StoreView:
                 on_entries([entry.name for entry in entries])
         live.sort(key=lambda batch: (batch.era, batch.version))
         return TableView(metadata, entries, tuple(live), tombstones)
+
+    def frozen(self, key: TableKey) -> list[LiveBatch]:
+        """What seals that have not committed write of a table, rows of slots that left among them."""
+        with self.lock:
+            return [batch for frozen, _ in self._frozen for batch in frozen.snapshot(key)]
 
     def schema(self, database: str, table: str) -> TableSchema:
         """The newest schema that writes or seals have named. Raises TableUnknown."""
@@ -350,3 +347,15 @@ class StoreView:
         if metadata is None:
             raise TableUnknown(f"no table {key[0]}.{key[1]} here", action="SHOW TABLES lists the tables")
         return metadata
+
+
+def without_handed(database: DatabaseSchema, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
+    """What deletes that were handed over, each for some slots, leave of a batch."""
+    left: LiveBatch | None = batch
+    by_slots: dict[tuple[tuple[int, ...], int], list[Tombstone]] = {}
+    for each in deletes if batch.held_since else ():
+        by_slots.setdefault((each.slots, each.slots_total), []).append(each)
+    for (slots, total), found in by_slots.items():
+        if left is not None:
+            left = batch_without_deleted(left, database, TombstoneSet(found), slots, total)
+    return left

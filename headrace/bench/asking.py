@@ -23,9 +23,9 @@ class Queries:
     failure: Exception | None = None
 
     def between(self, begin_s: float, end_s: float) -> list[float]:
-        """The times of queries that ended between two moments."""
+        """The times of queries that ran between two moments, also of those that ended later."""
         pairs = zip(self.moments_s, self.taken_ms, strict=True)
-        return [taken for moment, taken in pairs if begin_s <= moment < end_s]
+        return [taken for moment, taken in pairs if begin_s <= moment and moment - taken / 1_000 < end_s]
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from tests.mutation.mutant import Mutant
 BARRIERS, TASKS, SENDER = "migration/barriers.py", "migration/change_tasks.py", "migration/hand_over_sender.py"
 NOTES, EARLY = "migration/copies_ahead.py", "migration/early_copies.py"
 PULLER, OF_PULLER = "migration/puller.py", ("test_listed_files.py",)
+CUT_ROWS = "store/cut_rows.py"
+OF_FORMER, OF_FORMER_IN_STORE = ("test_former_rows.py",), ("../migration/test_former_rows.py",)
 OF_EARLY = ("test_copy_requests.py", "test_early_copies.py")
 OF_BARRIERS, OF_TASKS, OF_SENDER = ("test_barriers.py",), ("test_change_tasks.py",), ("test_hand_over_sender.py",)
 
@@ -240,5 +242,68 @@ MIGRATION = (
         "        return frozenset(awaited) | unloaded\n",
         "        return unloaded\n",
         OF_PULLER,
+    ),
+    Mutant(
+        "rows_of_a_cut_without_those_in_memory",
+        CUT_ROWS,
+        "    live = [batch for batch in within if batch is not None]\n",
+        "    live = []\n",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "rows_of_a_cut_with_those_of_other_slots",
+        CUT_ROWS,
+        "    within = (batch_within(batch, database, slots) for batch in left if batch is not None)\n",
+        "    within = (batch for batch in left if batch is not None)\n",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "rows_of_a_cut_before_it",
+        CUT_ROWS,
+        "        if not any(each.version == hold.version and hold.slots.numbers <= each.slots.numbers for each in view.holds):\n",
+        "        if False:\n",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "rows_of_a_cut_that_were_deleted_before_it",
+        CUT_ROWS,
+        "        (of_file,) = without_deleted([of_file], view.tombstones.unapplied(entry), [0])\n",
+        "",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "rows_of_a_former_holder_without_their_ranks",
+        "store/former_rows.py",
+        "yield LiveBatch(each.era, each.version, each.rows",
+        "yield LiveBatch(10**6, each.version, each.rows",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "deletes_of_a_table_without_rows_are_forgotten",
+        "store/former_rows.py",
+        "        known = TableView(former.metadata, (), (), deletes)\n",
+        "        known = TableView(former.metadata, (), (), TombstoneSet())\n",
+        OF_FORMER_IN_STORE,
+    ),
+    Mutant(
+        "a_donor_that_is_behind_answers",
+        "migration/cut_source.py",
+        "    if group.applied.changes.settled_version < table_version:\n        raise CutUnready",
+        "    if False:\n        raise CutUnready",
+        OF_FORMER,
+    ),
+    Mutant(
+        "rows_of_some_of_the_slots",
+        PULLER,
+        "        if not {slot for pull in pulls for slot in pull.pair.slots}.issuperset(slots):\n",
+        "        if not pulls:\n",
+        OF_FORMER,
+    ),
+    Mutant(
+        "rows_of_a_newer_schema",
+        "migration/former_holders.py",
+        " or answer.schema_version > metadata.schema.version:",
+        ":",
+        OF_FORMER,
     ),
 )

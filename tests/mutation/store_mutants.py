@@ -266,9 +266,9 @@ STORE = (
     Mutant(
         "files_pinned_after_the_view",
         "store/store.py",
-        "        content = parts.view.table(database, table, on_entries=files.pin)\n"
+        "        content = table_view(parts.view, (database, table), former, files.pin)\n"
         "        pinned = [entry.name for entry in content.entries]\n",
-        "        content = parts.view.table(database, table)\n"
+        "        content = table_view(parts.view, (database, table), former, lambda _: None)\n"
         "        pinned = [entry.name for entry in content.entries]\n        files.pin(pinned)\n",
         (SCANS, STORE_TESTS),
     ),

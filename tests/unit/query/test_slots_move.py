@@ -236,6 +236,9 @@ class Pulled:
                 return False
         return True
 
+    def former_rows(self, *_: object) -> None:
+        """Nobody has them."""
+
 
 class Schemas:
     """Schemas that are always read. See SchemaSource."""
