@@ -21,7 +21,7 @@ from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.copies_ahead import CopyNote
 from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid, files_of_slots
-from headrace.consumers.migration.cut_scan import CutAnswer, CutScan
+from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
 from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
@@ -54,6 +54,8 @@ SERIES_BYTES_HEADER = "x-headrace-series-bytes"
 SEGMENT_PART, SERIES_PART, BOTH_PARTS = "segment", "series", "both"
 ANSWER_TIMEOUT_S = 10.0
 LISTING_TIMEOUT_S = 30.0
+ROWS_ANSWER_BYTES_MAX = 64 << 20
+"""Twice what a donor reads for one answer: series have a dictionary for each file."""
 SERIES_BYTES_MAX = 1 << 30
 """A sender without end must not fill the memory."""
 
@@ -206,7 +208,10 @@ class PeerCut:
         asked = self._named() | target | {"table": table_version, "scan": scan.to_json()}
         try:
             with request_node(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s=timeout_s) as answer:
-                return CutAnswer.from_bytes(b"".join(answer.chunks()))
+                size = answer.stream.length
+                if size is None or size > ROWS_ANSWER_BYTES_MAX:
+                    raise CutAnswerInvalid(f"{self.name} sends {size} bytes, at most {ROWS_ANSWER_BYTES_MAX}")
+                return CutAnswer.from_bytes(answer.read(size))
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except (NodeUnreachable, AnswerCut) as error:

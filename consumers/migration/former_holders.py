@@ -25,6 +25,8 @@ ANSWER_TIMEOUT_S = 5.0
 """How long former holders have for their answers; then a scan waits for the files."""
 UNREADY_RETRY_S = 0.02
 """A former holder reads its log up to the cut."""
+VALUES_MAX = 4_000_000
+"""Values of all answers together: each scan has its own in memory. More of them wait for the files."""
 ASKED_AT_ONCE = 4
 """Former holders that all scans of a node ask at the same time."""
 _log = structlog.get_logger(__name__)
@@ -71,6 +73,8 @@ class FormerHolders:
             if answer is None or answer.slots != pull.pair.slots or answer.schema_version > metadata.schema.version:
                 return None
             batches += answer.batches
+        if sum(len(each.rows) * each.rows.num_columns for each in batches) > VALUES_MAX:
+            return None
         return FormerRows(metadata, table_version, tuple(batches))
 
     def _ask(self, pull: Pull, table_version: int, scan: CutScan, deadline: Deadline) -> CutAnswer | None:

@@ -26,8 +26,10 @@ from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
-VALUES_MAX = 4_000_000
+VALUES_MAX = 2_000_000
 """Values of one answer, series and times among them: both nodes have all of it in memory."""
+ROWS_BYTES_MAX = 32 << 20
+"""Bytes of one answer in memory: texts may have any length."""
 
 
 def read_cut(
@@ -81,12 +83,15 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
     rows = sum(len(batch.rows) for batch in live) + sum(_rows(components, entry, wanted) for entry in candidates)
     if rows * (len(kinds) + 2) > VALUES_MAX:
         raise CutTooLarge(f"a scan wants up to {rows:,} rows of slots that move", action="wait for their files")
-    found = list[RankedRows]()
+    found, size_bytes = list[RankedRows](), sum(batch.rows.nbytes for batch in live)
     for entry in candidates:
         path, runs, mask = components.files.path(entry.name), components.runs.get(entry.name), wanted.get(entry.name)
         of_file = read_rows(path, entry, runs, kinds, *request.bounds, mask)
         (of_file,) = without_deleted([of_file], view.tombstones.unapplied(entry), [0])
         found.append(RankedRows(entry.era, entry.last_version, of_file))
+        size_bytes += of_file.nbytes
+        if size_bytes > ROWS_BYTES_MAX:
+            raise CutTooLarge(f"a scan wants more than {ROWS_BYTES_MAX:,} bytes", action="wait for the files")
     tags = TagFilter(request.tags or {})
     for batch, left in zip(live, visible(live, view.tombstones), strict=True):
         found.append(RankedRows(batch.era, batch.version, tags.keep(rows_between(left, *request.bounds))))

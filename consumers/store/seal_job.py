@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from headrace.consumers.store.batch_columns import Mask
+from headrace.consumers.store.batch_columns import Int64s, Mask
 from headrace.consumers.store.encoding import ColumnEncoding, choose_encodings
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import apply_tombstones, encode_last, last_of_segment, merge_last
@@ -42,12 +42,13 @@ class _WrittenSegment:
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """The ranks of a segment's rows; `held_since` is 0 for rows of the own log."""
+    """The ranks of rows; `held_since` is 0 for those of the own log. `versions` has one for each row that is handed."""
 
     era: int
     first_version: int
     last_version: int
     held_since: int = 0
+    versions: Int64s | None = None
 
 
 class SealJob(StoreJob):
@@ -174,9 +175,12 @@ class SealJob(StoreJob):
         """The visible rows of one table, sorted, for each era and log: a segment has one of each."""
         relevant = self._tombstones.get(table, TombstoneSet())
         for ranks, group in self._by_ranks(table):
-            batches = [rows for rows in visible(group, relevant) if len(rows)]
-            if batches:
-                yield ranks, sort_table(batches, sealed.database, sealed.schema)
+            found = zip(group, visible(group, relevant), strict=True)
+            left = [(batch.version, rows) for batch, rows in found if len(rows)]
+            if left:
+                of_rows = np.repeat([version for version, _ in left], [len(rows) for _, rows in left])
+                ranks = replace(ranks, versions=of_rows if ranks.held_since else None)
+                yield ranks, sort_table([rows for _, rows in left], sealed.database, sealed.schema)
 
     def _by_ranks(self, table: TableKey) -> Iterator[tuple[_Ranks, list[LiveBatch]]]:
         """The batches of one table, lowest rank first, by the ranks that their segments are named after."""
@@ -202,7 +206,7 @@ class SealJob(StoreJob):
     def _named(self, schema: TableSchema, ranks: _Ranks, rows: SortedTable) -> Iterator[tuple[SegmentName, Part]]:
         for part in rows.parts:
             place = (schema.database, schema.table, part.slice_number, part.bucket)
-            yield SegmentName(*place, ranks.era, ranks.first_version, ranks.last_version), part
+            yield SegmentName(*place, ranks.era, *_versions(ranks, rows, part)), part
 
     def _shared_encodings(self, schema: TableSchema, rows: SortedTable) -> Mapping[str, ColumnEncoding] | None:
         """The encodings of all small files of one table, None if it has not several."""
@@ -294,6 +298,16 @@ class SealJob(StoreJob):
         # A user's delete follows to the centres, so it stays until each has decided about it.
         progress = self._components.centres.lowest(self._components.group)
         return {each for each in purged if progress is None or each.came_at <= progress or each.is_drop}
+
+
+def _versions(ranks: _Ranks, rows: SortedTable, part: Part) -> tuple[int, int]:
+    """The lowest and the highest version of the rows of a part."""
+    if ranks.versions is None:
+        return ranks.first_version, ranks.last_version
+    # Its own alone: the rows of other slots are of other logs, and their versions are no ranks of these. A delete that
+    # was handed over concerns a file if it outranks all of its rows.
+    own = ranks.versions[rows.ordering.rows[part.start : part.stop]]
+    return int(own.min()), int(own.max())
 
 
 def _awaited(tombstones: TombstoneSet, entries: Iterable[SegmentEntry]) -> Mask:

@@ -378,6 +378,13 @@ STORE = (
         (EDGES,),
     ),
     Mutant(
+        "handed_rows_have_the_versions_of_other_slots",
+        "store/seal_job.py",
+        "    if ranks.versions is None:\n",
+        "    if ranks:\n",
+        ("test_handed.py",),
+    ),
+    Mutant(
         "late_tombstones_purged_as_others",
         "store/seal_job.py",
         "unneeded(key, found.select(~late[key]))",

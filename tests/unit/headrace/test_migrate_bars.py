@@ -26,7 +26,7 @@ def test_each_figure_has_its_bar(pause: float, ratio: float, ingest: float, met:
     assert [pause, ratio, ingest] == [bar["value"] for bar in found.values()]
 
 
-def test_queries_count_where_they_ended() -> None:
-    """One that ends after a change has waited in it, but is not known then."""
-    queries = Queries([1.0, 2.0, 3.0], [10.0, 20.0, 30.0])
-    assert [20.0] == queries.between(1.5, 3.0)
+def test_queries_count_where_they_ran() -> None:
+    """One that ends after a change has waited in it: such a one was left out, and was the longest."""
+    queries = Queries([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0])
+    assert [20.0, 30.0] == queries.between(1.5, 3.0)

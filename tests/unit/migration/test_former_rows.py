@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.connectors.http import NodeRefused, request_node
-from headrace.consumers.migration import former_holders
+from headrace.consumers.migration import cut_source, former_holders
 from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
 from headrace.consumers.migration.cut_source import ROWS_ROUTE, PeerCut, rows_of_cut
 from headrace.consumers.migration.release import SlotRelease
@@ -234,6 +234,14 @@ def test_where_former_holders_do_not_answer_files_are_waited_for(moves: Moves, m
     with monkeypatch.context() as patched:
         patched.setattr(cut_rows, "VALUES_MAX", 10)
         assert former_of(node, "cpu") is None
+    for module, name in (
+        (cut_rows, "ROWS_BYTES_MAX"),
+        (former_holders, "VALUES_MAX"),
+        (cut_source, "ROWS_ANSWER_BYTES_MAX"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, 10)
+            assert former_of(node, "cpu") is None
     with monkeypatch.context() as patched:
         patched.setattr(CutAnswer, "to_bytes", lambda _: b"{}\nnothing")
         assert former_of(node, "cpu") is None

@@ -41,7 +41,7 @@ def test_a_row_keeps_its_rank_wherever_it_is(store: Store, home: Path) -> None:
     seal(store, 5, era=3)
     wanted = expected([row(8), row(50, at=2), row(9, at=3)])
     assert wanted == contents(store)
-    assert [(1, 700, 900), (4, 1, 5)] == sorted((e.era, e.first_version, e.last_version) for e in store.segments())
+    assert [(1, 800, 900), (4, 1, 5)] == sorted((e.era, e.first_version, e.last_version) for e in store.segments())
     hand(store, 6, (1, 750), row(75))
     hand(store, 7, (1, 950), row(95, at=3))
     hand(store, 8, (3, 2), row(32))
@@ -112,6 +112,21 @@ def test_a_handed_delete_concerns_lower_ranks_of_its_slots(store: Store, home: P
     hand(again, 15, (2, 15), row(9, at=9))
     assert wanted == contents(again)
     again.close()
+
+
+def test_a_file_has_no_ranks_of_other_slots(store: Store) -> None:
+    """Rows of two former holders are sealed together. A delete of the one does not know versions of the other."""
+    hand(store, 1, (1, 7), row(7))
+    other: Row = (A, 2 * HOUR_NS + 1, {"busy": 900})
+    hand(store, 2, (1, 900), other)
+    seal(store, 3)
+    assert [(7, 7), (900, 900)] == [(each.first_version, each.last_version) for each in store.segments()]
+    delete(store, 4, (1, 8))
+    assert expected([other]) == contents(store)
+    seal(store, 5)
+    for plan in store.plan_compaction():
+        store.compact(6, plan.inputs).run()
+    assert expected([other]) == contents(store)
 
 
 def test_handed_deletes_are_kept_for_late_rows_up_to_a_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
