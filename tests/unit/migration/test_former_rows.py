@@ -38,6 +38,7 @@ from tests.unit.migration.moves import (
     slot_of_row,
     topic_of,
 )
+from tests.unit.migration.test_listed_files import keep_away
 from tests.unit.migration.test_puller import finished, has_all
 from tests.unit.store.builders import DATABASE, HOUR_NS, Answer, Row, expected, row_batch, scanned
 
@@ -78,6 +79,18 @@ def test_every_state_of_a_pull_has_every_row(moves: Moves) -> None:
                 has_every_row(moves, node)
         assert PullState.LISTING in states
     finished(moves)
+
+
+def test_files_that_do_not_come_keep_no_query_waiting(moves: Moves) -> None:
+    """As where the disk of the new holder is full: some files are attached, and the donors have all of them."""
+    moves.hand_over()
+    node = moves.nodes["n4"]
+    keep_away(node)
+    moves.turns("n4", count=4)
+    assert PullState.FETCHING in {pull.decision.state for pull in node.puller._pulls.values()}
+    assert node.target.store.segments()
+    assert node.target.store.awaited()
+    has_every_row(moves, node)
 
 
 def test_rows_of_a_cut_are_there_before_its_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
