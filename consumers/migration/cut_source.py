@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import xxhash
 
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.copies_ahead import CopyNote
@@ -206,12 +207,19 @@ class PeerCut:
         """See CutSource."""
         target = {"target": pair.target.group, "target_birth": pair.target.birth}
         asked = self._named() | target | {"table": table_version, "scan": scan.to_json()}
+        deadline = Deadline(timeout_s)
         try:
             with request_node(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s=timeout_s) as answer:
                 size = answer.stream.length
                 if size is None or size > ROWS_ANSWER_BYTES_MAX:
                     raise CutAnswerInvalid(f"{self.name} sends {size} bytes, at most {ROWS_ANSWER_BYTES_MAX}")
-                return CutAnswer.from_bytes(answer.read(size))
+                parts = list[bytes]()
+                for chunk in answer.chunks():
+                    parts.append(chunk)
+                    # The timeout of a request is that of each wait: a few bytes now and then would hold a query for ever.
+                    if deadline.passed():
+                        raise SourceFailed(f"{self.name} sends rows of a cut too slowly", retriable=True)
+                return CutAnswer.from_bytes(b"".join(parts))
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except (NodeUnreachable, AnswerCut) as error:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, request_node
 from headrace.consumers.migration import cut_source, former_holders
 from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
@@ -246,6 +247,9 @@ def test_where_former_holders_do_not_answer_files_are_waited_for(moves: Moves, m
     assert node.puller.former_rows("n4", {*GAINED, 0}, METADATA["cpu"], ScanRequest(), 5.0) is None
     with monkeypatch.context() as patched:
         patched.setattr(cut_rows, "VALUES_MAX", 10)
+        assert former_of(node, "cpu") is None
+    with monkeypatch.context() as patched:
+        patched.setattr(cut_source, "Deadline", lambda _timeout_s: Deadline(0.0))
         assert former_of(node, "cpu") is None
     for module, name in (
         (cut_rows, "ROWS_BYTES_MAX"),
