@@ -128,7 +128,7 @@ class Attempt:
         plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
         if not whole.empty:
             self._steps.before_plan()
-            parsed = partial(self._host.database.checked.tree, statement)
+            parsed = session.parsed(statement)
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts(), parsed)
             self._turn.pause()
             self._steps.before_plan()
@@ -333,7 +333,8 @@ class Attempt:
         for key, plan in plans.items():
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else uses[key]
-            parts = parts_of_statement(statement, file_values(schemas[key], plan.columns, scans[key]), alone=alone)
+            values = file_values(schemas[key], plan.columns, scans[key])
+            parts = parts_of_statement(statement, values, session.parsed(statement), alone=alone)
             select = session.view_of(schemas[key], plan, scans[key], times=often, held=held, parts=parts, alone=alone)
             found[key] = spilling(select) if self._spilling and scans[key] else select
         return found

@@ -27,6 +27,8 @@ TEMPLATES_MAX = 512
 """Templates that are remembered, also those that can be used for nothing."""
 TREES_MAX = 2
 """Trees of one template: as many of its statements can be planned at once."""
+PARSED_MAX = 16
+"""Trees of texts: one statement is looked at several times, for the scans and wherever it may be divided."""
 ValueT = TypeVar("ValueT")
 
 
@@ -45,6 +47,10 @@ class Recent(Generic[ValueT]):
         if key in self._values:
             self._values.move_to_end(key)
         return self._values.get(key)
+
+    def take(self, key: str) -> ValueT | None:
+        """The value of a key, which is forgotten."""
+        return self._values.pop(key, None)
 
     def put(self, key: str, value: ValueT) -> None:
         """Remember a value."""
@@ -85,6 +91,7 @@ class CheckedStatements:
         self._statements: Recent[Statement] = Recent(CHECKED_MAX)
         self._templates: Recent[_Known] = Recent(TEMPLATES_MAX)
         self._schemas: Recent[tuple[TableSchema, pa.Schema]] = Recent(TEMPLATES_MAX)
+        self._parsed: Recent[tuple[exp.Expression | None]] = Recent(PARSED_MAX)
 
     @property
     def templates(self) -> int:
@@ -137,14 +144,19 @@ class CheckedStatements:
 
     @contextmanager
     def tree(self, statement: Statement) -> Iterator[exp.Expression | None]:
-        """The planner's tree of a statement, as `planner.parse` gives it; nothing keeps it behind the block."""
+        """The planner's tree of a statement, as `planner.parse` gives it; nothing changes it, or keeps it behind the block."""
         template = template_of(statement.sql)
         with self._lock:
             known = None if template is None else self._templates.get(template.key)
             usable = known is not None and known.statement is not None and _is_plain(statement)
             spare = known.trees.pop() if known is not None and usable and known.trees else None
         if template is None or known is None or spare is None:
-            yield parse(statement)
+            with self._lock:
+                kept = self._parsed.take(statement.sql)
+            (tree,) = (parse(statement),) if kept is None else kept
+            yield tree
+            with self._lock:
+                self._parsed.put(statement.sql, (tree,))
             return
         yield spare.fill(template)
         # A tree whose use failed is not used again.

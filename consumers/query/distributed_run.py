@@ -98,7 +98,13 @@ class DistributedRun:
         """A statement divided; None where it is not. Raises a QueryError."""
         session, bound = self._session, over.bound
         found = distribute(
-            bound.statement, over.resolved, over.schemas, session.constant, bound.texts(), partial=self._partial
+            bound.statement,
+            over.resolved,
+            over.schemas,
+            session.constant,
+            bound.texts(),
+            session.parsed(bound.statement),
+            partial=self._partial,
         )
         if found is None or not self._is_of_use(found):
             return None

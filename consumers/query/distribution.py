@@ -16,10 +16,10 @@ from sqlglot import exp
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import READER, BoundStatement
 from headrace.consumers.query.partial_plan import DividedSelect, Span, divide, span_of
-from headrace.consumers.query.planner import ScanPlan, combine, occurrence_of, parse, path_of
+from headrace.consumers.query.planner import Parsed, ScanPlan, combine, occurrence_of, path_of, tree_of
 from headrace.consumers.query.predicates import Evaluate, mark_texts
 from headrace.consumers.query.row_fragments import RowFragment, is_filter, row_fragment
-from headrace.consumers.query.scope import select_of, sources_of
+from headrace.consumers.query.scope import joins_many, select_of, sources_of
 from headrace.consumers.query.sql_nodes import sql_of
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.schemas.tables import TableSchema
@@ -60,6 +60,7 @@ def distribute(
     schemas: Mapping[TableKey, TableSchema],
     evaluate: Evaluate,
     texts: Mapping[str, str] = MappingProxyType({}),
+    parsed: Parsed | None = None,
     *,
     partial: bool = True,
 ) -> Distribution | None:
@@ -67,16 +68,33 @@ def distribute(
 
     `partial`: aggregates are divided.
     """
-    tree = None if statement.described or statement.verb else parse(statement)
-    if tree is None or resolved.shadowed:
+    if statement.described or statement.verb or resolved.shadowed:
         return None
-    mark_texts(tree, texts)
+    with tree_of(statement, texts, parsed) as tree:
+        if tree is None:
+            return None
+        mark_texts(tree, texts)
+        try:
+            return _distribution(statement.sql, tree, resolved, schemas, evaluate, partial=partial)
+        except RecursionError:
+            return None
+
+
+def _distribution(
+    sql: str,
+    tree: exp.Expression,
+    resolved: Resolved,
+    schemas: Mapping[TableKey, TableSchema],
+    evaluate: Evaluate,
+    *,
+    partial: bool,
+) -> Distribution:
     parts, others = list[PartialPart](), dict[TableKey, list[exp.Table]]()
     for table in tree.find_all(exp.Table):
         key = resolved.by_path.get(path_of(table))
         if key is None:
             continue
-        part = _partial(statement.sql, tree, table, key, schemas[key], evaluate) if partial else None
+        part = _partial(sql, tree, table, key, schemas[key], evaluate) if partial else None
         if part is None:
             others.setdefault(key, []).append(table)
         else:
@@ -100,15 +118,19 @@ def _partial(
     return PartialPart(key, span, divided, combine([occurrence_of(tree, table, schema, evaluate)], schema))
 
 
-def only_filters(statement: Statement) -> bool:
+def only_filters(statement: Statement, parsed: Parsed | None = None) -> bool:
     """Whether a statement gives rows of its only table, each by itself; see `is_filter`."""
-    tree = None if statement.explain or statement.verb or statement.has_subquery else parse(statement)
-    return isinstance(tree, exp.Select) and isinstance(sources_of(tree)[0], exp.Table) and is_filter(tree)
+    if statement.explain or statement.verb or statement.has_subquery:
+        return False
+    with tree_of(statement, {}, parsed) as tree:
+        return isinstance(tree, exp.Select) and isinstance(sources_of(tree)[0], exp.Table) and is_filter(tree)
 
 
 def _rows(table: exp.Table, schema: TableSchema) -> RowFragment:
     select = select_of(table)
-    return RowFragment() if select is None or table.alias_column_names else row_fragment(select, table, schema)
+    if select is None or table.alias_column_names or joins_many(select):
+        return RowFragment()
+    return row_fragment(select, table, schema)
 
 
 class NamedParameters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from headrace.consumers.query.distribution import only_filters
 from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.planner import Parsed
 
 STEP_VALUES_MAX = 768 * 1024
 """Values that a scan of files may read at once. DuckDB does so in about 4 ms; to pause there costs 1 ms of it."""
@@ -33,10 +34,10 @@ def step_values_max(*, alone: bool) -> int:
     return STEP_ALONE_VALUES_MAX if alone else STEP_VALUES_MAX
 
 
-def parts_of_statement(statement: Statement, values: int, *, alone: bool) -> int:
+def parts_of_statement(statement: Statement, values: int, parsed: Parsed | None = None, *, alone: bool) -> int:
     """Into how many parts pauses behind files divide a statement that reads so many values of its only table."""
     parts = 1 if statement.holds_rows else parts_of_rows(values, alone=alone)
-    return parts if parts > 1 and only_filters(statement) else 1
+    return parts if parts > 1 and only_filters(statement, parsed) else 1
 
 
 def parts_of_rows(values: int, *, alone: bool) -> int:

@@ -68,7 +68,7 @@ class ParallelRun:
     def filtered(self, session: Session) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]] | None:
         """The columns and rows of a statement that only filters its table; None for any other. Raises a QueryError."""
         statement = self._bound.statement
-        if len(self._plans) != 1 or not only_filters(statement):
+        if len(self._plans) != 1 or not only_filters(statement, session.parsed(statement)):
             return None
         ((key, plan),) = self._plans.items()
         schema = self._schemas[key]

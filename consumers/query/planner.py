@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -27,7 +27,14 @@ from headrace.consumers.query.newest_rows import of_aggregates, of_rows
 from headrace.consumers.query.partial_plan import divide
 from headrace.consumers.query.predicates import SLACK_NS, Evaluate, Narrowing, mark_texts, narrow
 from headrace.consumers.query.rollup_plan import is_hourly
-from headrace.consumers.query.scope import Scope, column_names, conditions_of, rows_depend_on_each_other, select_of
+from headrace.consumers.query.scope import (
+    Scope,
+    column_names,
+    conditions_of,
+    joins_many,
+    rows_depend_on_each_other,
+    select_of,
+)
 from headrace.consumers.query.series_plan import SeriesAggregates, series_aggregates
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -37,6 +44,9 @@ PLANNED_BYTES_MAX = 8 * 1024
 
 # Loaded with this module: under its name sqlglot would load it in the first query, which takes 0.2 s.
 _DIALECT = DuckDB
+
+Parsed = Callable[[], AbstractContextManager[exp.Expression | None]]
+"""Lends the tree of a statement, as `parse` gives it, where that is cheaper."""
 
 _COLUMNS, _NAMES = "columns", "names"
 
@@ -74,22 +84,20 @@ def plan_scans(
     schemas: Mapping[TableKey, TableSchema],
     evaluate: Evaluate,
     texts: Mapping[str, str] = MappingProxyType({}),
-    parsed: Callable[[], AbstractContextManager[exp.Expression | None]] | None = None,
+    parsed: Parsed | None = None,
 ) -> dict[TableKey, ScanPlan]:
-    """A plan for each table of `resolved`; `schemas` has one for each of them, `texts` the variables that are texts.
-
-    `parsed` lends the tree of the statement, where that is cheaper than `parse`.
-    """
+    """A plan for each table of `resolved`; `schemas` has one for each of them, `texts` the variables that are texts."""
     if statement.described:
         return {key: ScanPlan(empty=True) for key in resolved.tables}
     plans = {key: ScanPlan() for key in resolved.tables}
     if not plans:
         return plans
-    # What notes texts in its tree gets one of its own.
-    with nullcontext(parse(statement)) if parsed is None or texts else parsed() as tree:
+    with tree_of(statement, texts, parsed) as tree:
         if tree is not None:
             mark_texts(tree, texts)
-            plans |= _plans(tree, resolved, schemas, evaluate)
+            # Operators that are chained a thousand times make a tree that is as deep.
+            with suppress(RecursionError):
+                plans |= _plans(tree, resolved, schemas, evaluate)
     return plans
 
 
@@ -124,6 +132,13 @@ def _of_series(series: SeriesAggregates, columns: frozenset[str] | None, schema:
         narrowing.before_ns(series.end_ns + SLACK_NS)
     narrowing.tags = {tag: frozenset(texts) for tag, texts in series.tags.items()}
     return replace(combine([Occurrence(columns, narrowing)], schema), series=series)
+
+
+def tree_of(
+    statement: Statement, texts: Mapping[str, str], parsed: Parsed | None
+) -> AbstractContextManager[exp.Expression | None]:
+    """The tree of a statement. What notes `texts` in it (see `mark_texts`) gets one of its own."""
+    return nullcontext(parse(statement)) if parsed is None or texts else parsed()
 
 
 def parse(statement: Statement) -> exp.Expression | None:
@@ -191,7 +206,7 @@ def _all_newest(wanted: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | N
 def occurrence_of(tree: exp.Expression, table: exp.Table, schema: TableSchema, evaluate: Evaluate) -> Occurrence:
     """What one use of a table in the tree of a statement needs of it."""
     select = select_of(table)
-    if select is None or table.alias_column_names:
+    if select is None or table.alias_column_names or joins_many(select):
         return Occurrence(None, Narrowing())
     columns, narrowing = _known_columns(tree, table, select, schema), Narrowing()
     if not rows_depend_on_each_other(select):

@@ -12,6 +12,9 @@ from sqlglot import exp
 
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
+SOURCES_MAX = 32
+"""Tables that one SELECT joins: of more no name is looked up, since each may be a column of any of them."""
+
 
 def column_names(schema: TableSchema) -> tuple[str, ...]:
     """The columns of a table in the order in which `SELECT *` gives them: tags, time, fields."""
@@ -39,6 +42,11 @@ def sources_of(select: exp.Select) -> list[exp.Expression]:
     clause = select.args.get("from_") or select.args.get("from")
     first = [clause.this] if clause is not None else []
     return [*first, *(join.this for join in select.args.get("joins") or ()), *(select.args.get("laterals") or ())]
+
+
+def joins_many(select: exp.Select) -> bool:
+    """Whether it would take longer to find out what names in a SELECT mean than to read whole tables."""
+    return len(select.args.get("joins") or ()) >= SOURCES_MAX
 
 
 def conditions_of(select: exp.Select, table: exp.Table) -> list[exp.Expression]:

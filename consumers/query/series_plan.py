@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from headrace.consumers.query.constants import moment_us, whole_number
+from headrace.consumers.query.predicates import conjuncts
 from headrace.consumers.query.scope import Scope
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -80,7 +81,7 @@ def _shape(tree: exp.Expression, table: exp.Table, schema: TableSchema) -> _Shap
     scope = Scope.of(table, tree, schema)
     items = [_item(each.unalias(), scope, schema) for each in tree.expressions]
     tags, bounds = dict[str, tuple[exp.Expression, ...]](), list[tuple[type[exp.Expression], exp.Expression]]()
-    for condition in _conjuncts(tree.args["where"].this):
+    for condition in conjuncts(tree.args["where"].this):
         column = scope.belongs(condition.this) if isinstance(condition.this, exp.Column) else None
         if column == TIME_COLUMN and (found := _bounds(condition)):
             bounds += found
@@ -91,12 +92,6 @@ def _shape(tree: exp.Expression, table: exp.Table, schema: TableSchema) -> _Shap
     if not tags or not items or None in items:
         return None
     return _Shape(tuple(item for item in items if item is not None), tuple(tags.items()), tuple(bounds))
-
-
-def _conjuncts(condition: exp.Expression) -> list[exp.Expression]:
-    if isinstance(condition, exp.And):
-        return [*_conjuncts(condition.this), *_conjuncts(condition.expression)]
-    return [condition]
 
 
 def _item(call: exp.Expression, scope: Scope, schema: TableSchema) -> tuple[str, str] | None:

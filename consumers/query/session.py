@@ -31,7 +31,7 @@ from headrace.consumers.query.file_pauses import step_values_max
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
-from headrace.consumers.query.planner import ScanPlan
+from headrace.consumers.query.planner import Parsed, ScanPlan
 from headrace.consumers.query.query_errors import (
     QueryCancelled,
     QueryError,
@@ -140,6 +140,10 @@ class Session:
             raise self.translate(error) from error
         return statement
 
+    def parsed(self, statement: Statement) -> Parsed:
+        """What lends the planner's tree of a statement."""
+        return partial(self._database.checked.tree, statement)
+
     def bind(self, statement: Statement, values: Mapping[str, Any]) -> BoundStatement:
         """The statement with `values` bound to its parameters (see `parameters`)."""
         bound = self._bound = bind(statement, values)
@@ -161,7 +165,11 @@ class Session:
     def register(self, name: str, rows: pa.Table | PausingRows) -> None:
         """Name rows in this connection."""
         self._registered.append(name)
-        self._connection.register(name, rows)
+        try:
+            self._connection.register(name, rows)
+        except duckdb.Error as error:
+            # DuckDB binds the rows, which the end of the query's time may interrupt.
+            raise self.translate(error) from error
 
     def register_next(self, table: pa.Table) -> str:
         """Name an Arrow table by a name that no other one has; returns it."""

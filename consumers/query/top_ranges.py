@@ -50,14 +50,15 @@ def ranges_of(host: QueryHost, session: Session, wanted: QueryWanted) -> list[To
     if extent is None:
         return []
     schema = host.source.schema(*key)
-    with host.database.checked.tree(statement) as tree:
+    parsed = session.parsed(statement)
+    with parsed() as tree:
         table = tree.find(exp.Table) if tree is not None else None
         if tree is None or table is None:
             return []
         top = top_rows(statement.sql, tree, table, schema, session.constant)
     if top is None:
         return []
-    plan = plan_scans(statement, resolved, {key: schema}, session.constant, bound.texts())[key]
+    plan = plan_scans(statement, resolved, {key: schema}, session.constant, bound.texts(), parsed)[key]
     enough = top.limit if wanted.row_limit is None else min(top.limit, wanted.row_limit)
     found = (top.until(bound_ns) for bound_ns in bounds_ns(top, plan, extent))
     return [TopRange(sql, enough, f"{statement.explain}{sql}" if statement.analyzed else "") for sql in found]

@@ -35,8 +35,10 @@ BLOCK_BYTES_MAX = 2 << 20
 """A larger block, as of long texts, is not kept: it would take the place of many."""
 BLOCK_OVERHEAD_BYTES = 1_024
 """What a block takes in memory beside its values, by which the blocks of files of ten rows are bounded."""
-LAYOUTS_MAX = 1_024
-"""Segments whose row groups are remembered."""
+LAYOUTS_MAX = 16_384
+"""Segments whose row groups are remembered, some 300 bytes each. With fewer than a scan has, each scan opens them all."""
+NAMES_MAX = 1_024
+"""Sets of columns that layouts share."""
 
 _Key = tuple[str, int, str]
 
@@ -76,6 +78,7 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Key, pa.Array] = OrderedDict()
         self._layouts: OrderedDict[str, _Layout] = OrderedDict()
+        self._names: dict[frozenset[str], frozenset[str]] = {}
         self._bytes = 0
 
     @property
@@ -134,7 +137,11 @@ class BlockCache:
     def put_layout(self, digest: str, layout: _Layout) -> None:
         """Remember the row groups of a file."""
         with self._lock:
-            self._layouts[digest] = layout
+            # Most files of a table have the same columns.
+            names = self._names.setdefault(layout.names, layout.names)
+            self._layouts[digest] = _Layout(layout.ends, names)
+            if len(self._names) > NAMES_MAX:
+                self._names.clear()
             if len(self._layouts) > LAYOUTS_MAX:
                 self._layouts.popitem(last=False)
 

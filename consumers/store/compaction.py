@@ -9,7 +9,7 @@ senders allow is in headrace.consumers.store.synced.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -25,8 +25,7 @@ from headrace.consumers.store.synced import (
     settled_of,
     whole_versions,
 )
-from headrace.consumers.store.tombstone_set import TombstoneSet, by_table
-from headrace.consumers.store.tombstones import Tombstone
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet
 
 Unit = Sequence[SegmentEntry]
 """Segments that a merge has all of or none, see `whole_versions`."""
@@ -47,7 +46,7 @@ class Compaction:
 
 def plan_compaction(
     entries: Iterable[SegmentEntry],
-    tombstones: Sequence[Tombstone],
+    tombstones: Mapping[tuple[str, str], TombstoneSet],
     settings: StoreSettings,
     progress: int | None = None,
 ) -> list[Compaction]:
@@ -70,12 +69,11 @@ def plan_compaction(
         locations[_rank_space(entry)].append(entry)
         of_location[entry.location].append(entry)
     plans: list[Compaction] = []
-    of_table, none = by_table(tombstones), TombstoneSet()
     for location, segments in sorted(locations.items()):
         units = whole_versions(sorted(segments, key=rank_of))
         merges = _plan_location(units, settled_of(of_location[location[:4]]), settings, stays)
         merged = {name for each in merges for name in each.inputs}
-        deletes = of_table.get(location[:2], none)
+        deletes = tombstones.get(location[:2], NO_TOMBSTONES)
         plans += merges
         for entry in (entry for unit in units for entry in unit):
             if not stays(entry) and entry.name not in merged and deletes.unapplied(entry):

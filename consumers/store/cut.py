@@ -29,7 +29,7 @@ from headrace.consumers.store.segment_files import translate_errors
 from headrace.consumers.store.slots import Hold, Slots
 from headrace.consumers.store.store_errors import CutUnready, SegmentAwaited, SegmentGone
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
-from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.messages import CarriedDelete, Leadership, Load
 
@@ -110,10 +110,9 @@ def make_cut(components: StoreComponents, version: int, slots: Slots, pin: bool 
 
 
 def _cut_file(entry: SegmentEntry, by_table: dict[tuple[str, str], TombstoneSet], version: int) -> CutFile:
-    own = by_table.get((entry.database, entry.table), TombstoneSet())
+    own = by_table.get((entry.database, entry.table), NO_TOMBSTONES)
     # Later deletes of this log are no part of the cut: as records of it they are handed over by themselves.
-    before = TombstoneSet(each for each in own if each.came_at <= version)
-    return CutFile(entry, before.unapplied(entry).items)
+    return CutFile(entry, own.up_to(version).unapplied(entry).items)
 
 
 def write_export(components: StoreComponents, version: int, slots: Slots, directory: Path) -> Cut:
@@ -194,7 +193,7 @@ class HoldJob(StoreJob):
         fields = known.schema.field_types()
         rows = self._components.last(key)
         rows = empty_last(fields) if rows is None else rows
-        tombstones = view.tombstones_by_table().get(table, TombstoneSet())
+        tombstones = view.tombstones_by_table().get(table, NO_TOMBSTONES)
         rows = apply_tombstones(rows, tombstones.newer_than(view.frontier), view.era_max)
         rows = rows.filter(pa.array(self._stays(rows, known, key[2])))
         # Newest slices first: what is known from them spares reading the files of older ones.

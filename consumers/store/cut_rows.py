@@ -17,11 +17,11 @@ from headrace.consumers.store.pruning import ScanRequest, candidates_of
 from headrace.consumers.store.scan import TagFilter
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_reader import read_rows
-from headrace.consumers.store.slots import Hold, Slots, batch_within
+from headrace.consumers.store.slots import Hold, Slots, batch_within, batch_without_handed
 from headrace.consumers.store.store_errors import CutTooLarge, CutUnready, SegmentAwaited, TableUnknown
 from headrace.consumers.store.store_job import StoreComponents
-from headrace.consumers.store.store_view import TableView, without_handed
-from headrace.consumers.store.tombstone_set import TombstoneSet, visible, without_deleted
+from headrace.consumers.store.store_view import TableView
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, visible, without_deleted
 from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
@@ -63,11 +63,9 @@ def _view(components: StoreComponents, key: TableKey, hold: Hold) -> TableView:
         entries = tuple(each for each in every if (each.database, each.table) == key and hold.covers(each))
         # Frozen with the cut, or before it. What came later in these slots was handed over, and is in no store here.
         frozen = view.frozen(key)
-        own = view.tombstones_by_table().get(key, TombstoneSet())
+        own = view.tombstones_by_table().get(key, NO_TOMBSTONES)
         components.files.pin([entry.name for entry in entries])
-    return TableView(
-        metadata, entries, tuple(frozen), TombstoneSet(each for each in own if each.came_at <= hold.version)
-    )
+    return TableView(metadata, entries, tuple(frozen), own.up_to(hold.version))
 
 
 def _read(components: StoreComponents, view: TableView, request: ScanRequest, slots: Slots) -> list[RankedRows]:
@@ -76,7 +74,7 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
         raise CutUnready("the cut has files of sync senders, whose ranks are more than two numbers")
     near = (batch for batch in view.live if request.overlaps(batch.min_time_ns, batch.max_time_ns))
     database, handed = view.metadata.database, view.tombstones.limited
-    left = (without_handed(database, batch, handed) for batch in near)
+    left = (batch_without_handed(batch, database, handed) for batch in near)
     within = (batch_within(batch, database, slots) for batch in left if batch is not None)
     live = [batch for batch in within if batch is not None]
     kinds = {name: kind for name, kind in view.schema.fields if request.needs(name)}
@@ -86,7 +84,10 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
     found, size_bytes = list[RankedRows](), sum(batch.rows.nbytes for batch in live)
     for entry in candidates:
         path, runs, mask = components.files.path(entry.name), components.runs.get(entry.name), wanted.get(entry.name)
-        of_file = read_rows(path, entry, runs, kinds, *request.bounds, mask)
+        # Small files were read by every query until the cut, and are in memory mostly.
+        of_file = components.blocks.read_small(path, entry, runs, list(kinds), *request.bounds, mask)
+        if of_file is None:
+            of_file = read_rows(path, entry, runs, kinds, *request.bounds, mask)
         (of_file,) = without_deleted([of_file], view.tombstones.unapplied(entry), [0])
         found.append(RankedRows(entry.era, entry.last_version, of_file))
         size_bytes += of_file.nbytes

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.consumers.store.memtable import LiveBatch, TableKey, TableMetadata, by_rank, newer_schema
-from headrace.consumers.store.store_view import StoreView, TableView, without_handed
-from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.consumers.store.slots import batch_without_handed
+from headrace.consumers.store.store_view import StoreView, TableView
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,13 @@ def table_view(
         return view.table(*key, on_entries)
     with view.lock:
         # A group that has no row of the table yet may know deletes of it.
-        deletes = view.tombstones_by_table().get(key, TombstoneSet())
+        deletes = view.tombstones_by_table().get(key, NO_TOMBSTONES)
         known = TableView(former.metadata, (), (), deletes)
         if view.metadata(key) is not None:
             known = view.table(*key, on_entries)
     database = known.metadata.database
     # What was handed over with the slots deletes rows before they are merged, as those in memory here.
-    given = (without_handed(database, batch, known.tombstones.limited) for batch in former.live())
+    given = (batch_without_handed(batch, database, known.tombstones.limited) for batch in former.live())
     live = by_rank((*known.live, *(batch for batch in given if batch is not None)))
     newest = newer_schema(known.schema, former.metadata.schema)
     return TableView(TableMetadata(database, newest), known.entries, tuple(live), known.tombstones)

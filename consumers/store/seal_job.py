@@ -75,7 +75,7 @@ class SealJob(StoreJob):
         self._era_min = era_min
         self._state = state
         self._first_version = first_version
-        self._memtable, self._tombstones = components.view.freeze()
+        self._memtable, self._tombstones, self._replaced = components.view.freeze()
         # Fixed now, on the apply thread. If a schema that arrives before the job runs changed what it writes,
         # replicas whose jobs run at other times would write other segments.
         self._sealed = {table: self._sealed_metadata(table, schemas) for table in self._memtable.batches}
@@ -106,7 +106,7 @@ class SealJob(StoreJob):
             tables=self._newest,
             last={key: encode_last(batch) for key, batch in last.items()},
             new_tombstones=[each for each in self._new_tombstones() if each not in purged],
-            purged_tombstones=list(purged),
+            purged_tombstones=[*purged, *self._replaced],
             state=(self.version, self._state),
         )
         # A snapshot between the two commits would checkpoint

@@ -6,7 +6,7 @@ done in Python.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,18 +87,24 @@ def batch_within(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> Li
     return _left(batch, ~np.isin(row_slots(batch.rows, database, slots.total), tuple(slots.numbers)))
 
 
-def batch_without_deleted(
-    batch: LiveBatch, database: DatabaseSchema, deletes: TombstoneSet, slots: Collection[int], slots_total: int
-) -> LiveBatch | None:
-    """What deletes that all concern the same slots leave of a batch, whose rank may be above that of some."""
-    place = deletes.floor(batch.era, batch.version)
-    concerned = np.isin(row_slots(batch.rows, database, slots_total), tuple(slots))
-    if place == len(deletes) or not concerned.any():
+def batch_without_handed(batch: LiveBatch, database: DatabaseSchema, deletes: TombstoneSet) -> LiveBatch | None:
+    """What deletes that were handed over, each for some slots, leave of a batch of slots that were gained."""
+    if not batch.held_since:
         return batch
-    series = batch.rows.column(0)
+    # There may be thousands of them, and few concern one batch.
+    outranking = deletes.outranking(batch.era, batch.version, batch.min_time_ns, batch.max_time_ns)
+    if not outranking:
+        return batch
+    series, leaving = batch.rows.column(0), np.zeros(len(batch.rows), np.bool_)
     codes, times = series.indices.to_numpy(), batch.rows.column(1).to_numpy()
-    deleted = deletes.deleted(series.dictionary, codes, times, np.full(len(codes), place, np.int64))
-    return _left(batch, concerned & deleted)
+    slots_of_rows = dict[int, npt.NDArray[np.int64]]()
+    for (total, slots), found in outranking.by_slots().items():
+        if total not in slots_of_rows:
+            slots_of_rows[total] = row_slots(batch.rows, database, total)
+        rows = np.flatnonzero(np.isin(slots_of_rows[total], slots))
+        if len(rows):
+            leaving[rows] |= found.deleted(series.dictionary, codes[rows], times[rows], np.zeros(len(rows), np.int64))
+    return _left(batch, leaving)
 
 
 def _left(batch: LiveBatch, leaving: npt.NDArray[np.bool_]) -> LiveBatch | None:

@@ -203,7 +203,7 @@ class Store(SlotMoves):
         """
         components, view = self._components, self._components.view
         progress = components.centres.lowest(components.group)
-        return plan_compaction(view.catalogue(), view.tombstones(), components.settings, progress)
+        return plan_compaction(view.catalogue(), view.tombstones_by_table(), components.settings, progress)
 
     def scan(
         self,

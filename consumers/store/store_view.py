@@ -6,7 +6,7 @@ Everything changes under one lock, so a reader sees one instant and never half a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,11 +14,11 @@ import pyarrow as pa
 from headrace.consumers.store.index import BucketKey, IndexContent
 from headrace.consumers.store.memtable import LiveBatch, Memtable, MemtableSize, TableKey, TableMetadata, newer_schema
 from headrace.consumers.store.segment import SegmentEntry
-from headrace.consumers.store.slots import Hold, Slots, batch_without, batch_without_deleted
+from headrace.consumers.store.slots import Hold, Slots, batch_without, batch_without_handed
 from headrace.consumers.store.store_errors import TableUnknown
 from headrace.consumers.store.tombstone_set import TombstoneSet
-from headrace.consumers.store.tombstones import Tombstone
-from headrace.schemas.tables import DatabaseSchema, TableSchema
+from headrace.consumers.store.tombstones import Tombstone, joined
+from headrace.schemas.tables import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,13 @@ class StoreView:
         self._tables = content.tables
         self._tombstones: dict[TableKey, dict[Tombstone, None]] = {}
         self._sets: dict[TableKey, TombstoneSet] = {}
+        # Those that were handed over by what they delete; and what others have taken the place of, for the next seal.
+        self._handed: dict[Tombstone, Tombstone] = {}
+        self._replaced: list[Tombstone] = []
         for tombstone in content.tombstones:
             self._tombstones.setdefault((tombstone.database, tombstone.table), {})[tombstone] = None
+            if tombstone.slots:
+                self._handed[tombstone.delete] = tombstone
         # What a seal writes, and what readers see of it. Slots that leave are hidden from readers at once, and
         # sealed all the same: their next holder gets the file.
         self._frozen: list[tuple[Memtable, Memtable]] = []
@@ -74,7 +79,7 @@ class StoreView:
         table = (known.schema.database, known.schema.table)
         with self.lock:
             self._update_metadata(table, known)
-            left = without_handed(known.database, batch, self._set_of(table).limited) if batch.held_since else batch
+            left = batch_without_handed(batch, known.database, self._set_of(table).limited)
             if left is not None:
                 self._live.add(table, left)
             self.era_max = max(self.era_max, batch.era)
@@ -88,12 +93,20 @@ class StoreView:
         """Adds one tombstone."""
         table = (tombstone.database, tombstone.table)
         with self.lock:
-            self._tombstones.setdefault(table, {})[tombstone] = None
+            of_table = self._tombstones.setdefault(table, {})
             self._sets.pop(table, None)
             if tombstone.slots:
                 # At once: what is unsealed then has it applied, and a seal that comes has nothing to do with it.
                 alone = TombstoneSet([tombstone])
                 self._show(lambda of, batch: self._without(of, batch, alone) if of == table else batch)
+                # Every change brings it again with the slots that move: one for each would be more with every change.
+                earlier = self._handed.get(tombstone.delete)
+                if earlier is not None:
+                    of_table.pop(earlier, None)
+                    self._replaced.append(earlier)
+                    tombstone = joined(earlier, tombstone)
+                self._handed[tombstone.delete] = tombstone
+            of_table[tombstone] = None
 
     def hold(self, hold: Hold) -> None:
         """The rows of slots that left are shown to nobody from now on; the caller has frozen what is unsealed."""
@@ -111,17 +124,18 @@ class StoreView:
         self._live = self._live.mapped(change)
 
     def _without(self, table: TableKey, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
-        return without_handed(self._require(table).database, batch, deletes)
+        return batch_without_handed(batch, self._require(table).database, deletes)
 
-    def freeze(self) -> tuple[Memtable, Mapping[TableKey, TombstoneSet]]:
-        """Makes the unsealed rows immutable; returns them and the tombstones so far.
+    def freeze(self) -> tuple[Memtable, Mapping[TableKey, TombstoneSet], Sequence[Tombstone]]:
+        """Makes the unsealed rows immutable; returns them, the tombstones so far, and those that these replace.
 
         The rows stay visible until `commit` removes them.
         """
         with self.lock:
             frozen, self._live = self._live, Memtable()
             self._frozen.append((frozen, frozen))
-            return frozen, self.tombstones_by_table()
+            replaced, self._replaced = self._replaced, []
+            return frozen, self.tombstones_by_table(), replaced
 
     def commit(
         self,
@@ -322,8 +336,20 @@ class StoreView:
             of_table = self._tombstones.get(table, {})
             of_table.pop(each, None)
             self._sets.pop(table, None)
+            if each.slots:
+                self._purge_handed(of_table, each)
             if not of_table:
                 self._tombstones.pop(table, None)
+
+    def _purge_handed(self, of_table: dict[Tombstone, None], purged: Tombstone) -> None:
+        newest = self._handed.pop(purged.delete, None)
+        # It may have come again since the seal that has decided: of that alone, whenever the seal ends.
+        left = None if newest is None else newest.since(purged.came_at)
+        if newest is not None:
+            of_table.pop(newest, None)
+        if left is not None:
+            self._handed[left.delete] = left
+            of_table[left] = None
 
     def _add_entry(self, entry: SegmentEntry) -> None:
         # A delete leaves older rows where a row may be of a later era, or of a slot that came later.
@@ -347,15 +373,3 @@ class StoreView:
         if metadata is None:
             raise TableUnknown(f"no table {key[0]}.{key[1]} here", action="SHOW TABLES lists the tables")
         return metadata
-
-
-def without_handed(database: DatabaseSchema, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
-    """What deletes that were handed over, each for some slots, leave of a batch."""
-    left: LiveBatch | None = batch
-    by_slots: dict[tuple[tuple[int, ...], int], list[Tombstone]] = {}
-    for each in deletes if batch.held_since else ():
-        by_slots.setdefault((each.slots, each.slots_total), []).append(each)
-    for (slots, total), found in by_slots.items():
-        if left is not None:
-            left = batch_without_deleted(left, database, TombstoneSet(found), slots, total)
-    return left

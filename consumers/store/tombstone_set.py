@@ -1,33 +1,34 @@
 """The tombstones of one table as columns: which rows they delete, with work that adds up instead of multiplying.
 
-A scan or a seal applies many tombstones to many batches. Tag predicates are evaluated once for each distinct
-series of all batches together, never for each pair of batch and tombstone. The time ranges of the tombstones
-of one set of series then become a step function, from time to the highest rank that deletes there, and a row
-looks itself up in it. Pure functions.
+A scan or a seal applies many tombstones to many batches, and looks at many files. What is asked of a set for each of
+them is computed once for the set (see also `tombstone_match`). Pure functions.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, repeat
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Int64s, Mask, tag_values, unify_series
+from headrace.consumers.store.batch_columns import Int64s, Mask, unify_series
 from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.tombstone_match import EARLIEST, LATEST, TombstoneMatch, TombstoneSteps, match_series
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.series import slot_of
 
 FILES_KNOWN_MAX = 65_536
 """Files whose deletes a set remembers, about 300 bytes each."""
-_EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+OLDER_KNOWN_MAX = 64
+"""Earlier versions of which a set remembers what had come: those of cuts whose files are listed and read."""
+_OF_TOMBSTONE = -1
+"""In the place of a slot: it came where the tombstone did."""
 
 
 class TombstoneSet:
@@ -77,6 +78,32 @@ class TombstoneSet:
         """The tombstones that came after `version` of this log."""
         return self.select(self._came_at > version)
 
+    def up_to(self, version: int) -> TombstoneSet:
+        """What came up to `version` of this log; the same object each time, so that it computes its columns once."""
+        if self._extent[0] <= version:
+            return self
+        found = self._older.get(version)
+        if found is None:
+            if len(self._older) >= OLDER_KNOWN_MAX:
+                self._older.clear()
+            older = (each.up_to(version) for each in self.items)
+            found = self._older[version] = TombstoneSet(each for each in older if each is not None)
+        return found
+
+    def outranking(self, era: int, version: int, first_ns: int, last_ns: int) -> TombstoneSet:
+        """Those that may delete rows of a rank with times from `first_ns` to `last_ns`."""
+        place = self.floor(era, version)
+        if place == len(self):
+            return NO_TOMBSTONES
+        return self.select((self._places >= place) & (self._starts <= last_ns) & (self._lasts >= first_ns))
+
+    def by_slots(self) -> Mapping[tuple[int, tuple[int, ...]], TombstoneSet]:
+        """Limited ones by the number of all slots and those that they concern."""
+        found: dict[tuple[int, tuple[int, ...]], list[Tombstone]] = defaultdict(list)
+        for each in self.items:
+            found[each.slots_total, each.slots].append(each)
+        return {slots: TombstoneSet(items) for slots, items in found.items()}
+
     def is_late(self, era_min: int) -> Mask:
         """Which are for rows that may still come: those that were handed over, and those of an era above `era_min`."""
         return self._limited | (np.array([each.era for each in self.items], np.int64) > era_min)
@@ -100,7 +127,7 @@ class TombstoneSet:
 
     def _outranking(self, entry: SegmentEntry) -> Mask:
         outranking = self._from(self.floor(entry.era, entry.last_version, entry.held_since))
-        if self._slot_sets:
+        if self._slot_places:
             # They are of the eras of earlier holders, and concern what these have decided.
             rank = max((entry.era, entry.last_version), entry.loaded_rank)
             concerned = self._limited_to(entry) & self._from(self.floor(*rank))
@@ -112,10 +139,14 @@ class TombstoneSet:
         return found
 
     def _limited_to(self, entry: SegmentEntry) -> Mask:
-        """Which limited ones concern the slot of a segment."""
+        """Which limited ones concern the slot of a segment, and came there behind what it has applied."""
         slot = slot_of(entry.database, entry.bucket, entry.slice_number, self._slots_total)
-        concerned = [_has(slots, slot) for slots in self._slot_sets]
-        found: Mask = np.array([*concerned, False], np.bool_)[self._slot_set]
+        slots, places, numbers = self._by_slot
+        low, high = np.searchsorted(slots, [slot, slot + 1])
+        came = places[low:high]
+        concerned = np.zeros(len(self._slot_places) + 1, np.bool_)
+        concerned[numbers[low:high][(came == _OF_TOMBSTONE) | (came > entry.cleaned_version)]] = True
+        found: Mask = concerned[self._slot_number]
         return found
 
     def unapplied(self, entry: SegmentEntry) -> TombstoneSet:
@@ -123,7 +154,7 @@ class TombstoneSet:
 
         All of them delete whatever they match in it.
         """
-        own = self._unapplied_own(entry) if self._given and self._may_concern(entry) else TombstoneSet()
+        own = self._unapplied_own(entry) if self._given and self._may_concern(entry) else NO_TOMBSTONES
         return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own
 
     def _unapplied_own(self, entry: SegmentEntry) -> TombstoneSet:
@@ -160,7 +191,7 @@ class TombstoneSet:
             touched = np.zeros(match.classes, np.bool_)
             touched[match.of_class] = True
             rows = np.flatnonzero(touched[match.class_of_key][codes])
-            steps = _Steps.of(match, self._starts, self._lasts)
+            steps = TombstoneSteps.of(match, self._starts, self._lasts)
             highest = steps.highest(match.class_of_key[codes[rows]], times[rows])
             deleted[rows[highest >= floors[rows]]] = True
         return deleted
@@ -181,7 +212,7 @@ class TombstoneSet:
     def _extent(self) -> tuple[int, int, int]:
         """(the newest place where one came, the first time that one deletes, the last such time), for none an empty one."""
         if not self._given:
-            return -1, _LATEST, _EARLIEST
+            return -1, LATEST, EARLIEST
         return int(self._came_at.max()), int(self._starts.min()), int(self._lasts.max())
 
     @cached_property
@@ -193,38 +224,57 @@ class TombstoneSet:
         return max(each.slots_total for each in self.items)
 
     @cached_property
-    def _slot_sets(self) -> dict[tuple[int, ...], int]:
-        """The distinct slots of limited ones, numbered. What was handed over together has the same, so they are few."""
-        return {slots: number for number, slots in enumerate(dict.fromkeys(x.slots for x in self.items if x.slots))}
+    def _older(self) -> dict[int, TombstoneSet]:
+        return {}
 
     @cached_property
-    def _slot_set(self) -> Int64s:
+    def _slot_places(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], int]:
+        """The distinct slots of limited ones with their places, numbered. What came together has the same."""
+        distinct = dict.fromkeys((each.slots, each.places) for each in self.items if each.slots)
+        return {slots: number for number, slots in enumerate(distinct)}
+
+    @cached_property
+    def _slot_number(self) -> Int64s:
         """The number of the slots of each, -1 for those of any slot."""
-        return np.array([self._slot_sets.get(each.slots, -1) for each in self.items], np.int64)
+        return np.array([self._slot_places.get((each.slots, each.places), -1) for each in self.items], np.int64)
+
+    @cached_property
+    def _by_slot(self) -> tuple[Int64s, Int64s, Int64s]:
+        """(slots in order, the place where the slot came or _OF_TOMBSTONE, the number of what has the slot)."""
+        given = list(self._slot_places)
+        lengths = [len(slots) for slots, _ in given]
+        slots = np.fromiter(chain.from_iterable(each for each, _ in given), np.int64, sum(lengths))
+        came = chain.from_iterable(places or repeat(_OF_TOMBSTONE, len(of)) for of, places in given)
+        places = np.fromiter(came, np.int64, len(slots))
+        order = np.argsort(slots, kind="stable")
+        return slots[order], places[order], np.repeat(np.arange(len(given)), lengths)[order]
 
     @cached_property
     def _starts(self) -> Int64s:
-        return np.array([_EARLIEST if each.start_ns is None else each.start_ns for each in self.items], np.int64)
+        return np.array([EARLIEST if each.start_ns is None else each.start_ns for each in self.items], np.int64)
 
     @cached_property
     def _lasts(self) -> Int64s:
         """The last time that each deletes: ends are exclusive, and a column of them has no value for "no end"."""
         return np.array([_last(each) for each in self.items], np.int64)
 
-    def _matches(self, keys: pa.StringArray) -> Iterator[_Match]:
+    def _matches(self, keys: pa.StringArray) -> Iterator[TombstoneMatch]:
         """The series of each tombstone, for each set of tag names that tombstones have."""
         for names, places in self._by_names.items():
-            yield _match(keys, names, places, [self.items[place].tags for place in places])
+            yield match_series(keys, names, places, [self.items[place].tags for place in places])
 
     @cached_property
     def _by_names(self) -> dict[tuple[str, ...], list[int]]:
         by_names: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for place, each in enumerate(self.items):
             # A range that is empty deletes nothing, and has no last time.
-            end_ns = _LATEST + 1 if each.end_ns is None else each.end_ns
-            if (_EARLIEST if each.start_ns is None else each.start_ns) < end_ns:
+            end_ns = LATEST + 1 if each.end_ns is None else each.end_ns
+            if (EARLIEST if each.start_ns is None else each.start_ns) < end_ns:
                 by_names[tuple(name for name, _ in each.tags)].append(place)
         return by_names
+
+
+NO_TOMBSTONES = TombstoneSet()
 
 
 def visible(batches: Sequence[LiveBatch], tombstones: TombstoneSet) -> list[pa.RecordBatch]:
@@ -265,123 +315,11 @@ def by_table(tombstones: Iterable[Tombstone]) -> dict[tuple[str, str], Tombstone
     return {table: TombstoneSet(items) for table, items in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """Series in classes of equal values of some tags, and the pairs of class and tombstone that match.
-
-    `class_of_key` has the class of each key; pair i is class `of_class[i]` with the tombstone at `places[i]`.
-    """
-
-    class_of_key: Int64s
-    classes: int
-    of_class: Int64s
-    places: Int64s
-
-
-def _match(
-    keys: pa.StringArray,
-    names: Sequence[str],
-    places: Sequence[int],
-    tags: Sequence[tuple[tuple[str, tuple[str, ...]], ...]],
-) -> _Match:
-    """Matches series with tombstones that all name the tags `names`; `tags` has those of each."""
-    class_of_key, classes = np.zeros(len(keys), np.int64), 1
-    of_class, pairs = np.zeros(len(places), np.int64), np.arange(len(places))
-    for position, name in enumerate(names):
-        values = pc.fill_null(tag_values(keys, name), "").dictionary_encode()
-        code_of_key, distinct = values.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(values.dictionary)
-        pairs, of_class, codes = _allowed(values.dictionary, [each[position][1] for each in tags], pairs, of_class)
-        # Classes are numbered anew after each tag, so the numbers never exceed the number of series.
-        known, class_of_key = np.unique(class_of_key * distinct + code_of_key, return_inverse=True)
-        classes = len(known)
-        wanted = of_class * distinct + codes
-        found = np.minimum(np.searchsorted(known, wanted), max(classes - 1, 0))
-        kept = known[found] == wanted if classes else np.zeros(len(wanted), np.bool_)
-        of_class, pairs = found[kept], pairs[kept]
-    return _Match(class_of_key, classes, of_class, np.array(places, np.int64)[pairs])
-
-
-def _allowed(
-    dictionary: pa.StringArray, allowed: Sequence[tuple[str, ...]], pairs: Int64s, of_class: Int64s
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Each pair once for every value of the tag that its tombstone allows and a series has, with that value."""
-    counts = np.array([len(values) for values in allowed], np.int64)
-    given = pa.array([value for values in allowed for value in values], pa.string())
-    codes = pc.fill_null(pc.index_in(given, value_set=dictionary), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    owners = np.repeat(np.arange(len(allowed)), counts)[codes >= 0]
-    codes = codes[codes >= 0]
-    starts = np.searchsorted(owners, np.arange(len(allowed)))
-    present = np.bincount(owners, minlength=len(allowed)).astype(np.int64)
-    repeats = present[pairs]
-    # Number of each copy among those of its pair, to pick the value from the tombstone's list.
-    number = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    expanded = np.repeat(pairs, repeats)
-    return expanded, np.repeat(of_class, repeats), codes[starts[expanded] + number]
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """For each class a step function from time to the highest place of a tombstone that deletes there.
-
-    Step i begins at (class, time) `begins[i]`, a code over `boundaries`, and has the place `places[i]`, -1 for
-    none.
-    """
-
-    boundaries: Int64s
-    begins: Int64s
-    places: Int64s
-
-    @classmethod
-    def of(cls, match: _Match, starts: Int64s, lasts: Int64s) -> _Steps:
-        """The steps of all pairs of a match; `starts` and `lasts` are those of the tombstones."""
-        start, last = starts[match.places], lasts[match.places]
-        ending = last < _LATEST
-        boundaries = np.unique(np.concatenate([start, last[ending] + 1, [_EARLIEST]]))
-        width = len(boundaries)
-        low = match.of_class * width + np.searchsorted(boundaries, start)
-        # A range without end reaches to the next class.
-        high = (match.of_class + 1) * width
-        high[ending] = match.of_class[ending] * width + np.searchsorted(boundaries, last[ending] + 1)
-        # A class without tombstones after it needs a step of its own that ends its predecessor's.
-        begins = np.unique(np.concatenate([low, high, match.of_class * width]))
-        places = _highest_in(len(begins), np.searchsorted(begins, low), np.searchsorted(begins, high), match.places)
-        return cls(boundaries, begins, places)
-
-    def highest(self, classes: Int64s, times: Int64s) -> Int64s:
-        """The highest place for each (class, time), -1 where nothing deletes; every class has a step."""
-        time = np.searchsorted(self.boundaries, times, "right") - 1
-        return self.places[np.searchsorted(self.begins, classes * len(self.boundaries) + time, "right") - 1]
-
-
-def _highest_in(cells: int, low: Int64s, high: Int64s, values: Int64s) -> Int64s:
-    """For each cell the highest of `values` whose range [low, high) contains it, -1 without one."""
-    # A range of any length is two overlapping ranges of one power of two. From the longest power down, each
-    # range hands its value to its two halves, so the work is (ranges + cells) · log(cells), all in NumPy.
-    power = np.frexp((high - low).astype(np.float64))[1] - 1
-    best = np.full(cells, -1, np.int64)
-    for exponent in range(int(power.max(initial=0)), -1, -1):
-        half = 1 << exponent
-        chosen = power == exponent
-        np.maximum.at(best, low[chosen], values[chosen])
-        np.maximum.at(best, high[chosen] - half, values[chosen])
-        if exponent:
-            half >>= 1
-            halves = best.copy()
-            np.maximum(halves[half:], best[:-half], out=halves[half:])
-            best = halves
-    return best
-
-
-def _has(slots: tuple[int, ...], slot: int) -> bool:
-    place = bisect_left(slots, slot)
-    return place < len(slots) and slots[place] == slot
-
-
 def _rank(tombstone: Tombstone) -> tuple[int, int]:
     return tombstone.era, tombstone.version
 
 
 def _last(tombstone: Tombstone) -> int:
     if tombstone.end_ns is None:
-        return _LATEST
-    return max(tombstone.end_ns - 1, _EARLIEST)
+        return LATEST
+    return max(tombstone.end_ns - 1, EARLIEST)

@@ -21,7 +21,7 @@ from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, translate_err
 from headrace.consumers.store.segment_reader import schema_of_file
 from headrace.consumers.store.store_errors import SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents
-from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import DatabaseSchema, TableSchema
 
@@ -123,7 +123,7 @@ def _file(
     known = components.view.metadata(key)
     assert known is not None, entry.name
     schema = schema_of_file(segment, entry)
-    own = TombstoneSet(each for each in by_table.get(key, TombstoneSet()) if each.came_at <= frontier)
+    own = by_table.get(key, NO_TOMBSTONES).up_to(frontier)
     deletes = tuple(each for each in own.unapplied(entry).items if not each.is_drop)
     schema = _with_resolution(schema, known.schema)
     digest = xxhash.xxh3_128_digest(content)

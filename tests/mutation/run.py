@@ -29,9 +29,10 @@ from tests.mutation.scheduling_mutants import SCHEDULING
 from tests.mutation.slot_mutants import SLOTS
 from tests.mutation.state_mutants import STATE_MACHINE
 from tests.mutation.store_mutants import STORE
+from tests.mutation.tombstone_mutants import TOMBSTONE
 from tests.mutation.wal_mutants import WAL
 
-MUTANTS = (*REPLICATION, *STATE_MACHINE, *SLOTS, *MIGRATION, *RECOVERY, *WAL, *STORE, *ROLLUPS, *SCHEDULING)
+MUTANTS = (*REPLICATION, *STATE_MACHINE, *SLOTS, *MIGRATION, *RECOVERY, *WAL, *STORE, *TOMBSTONE, *ROLLUPS, *SCHEDULING)
 COPIED = ("connectors", "consumers", "docs", "headrace", "pipeline", "producers", "schemas", "tests", "tools")
 COPIED_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile")
 # Two at a time: the tests of one wait for little, and the machine has two cores.

@@ -108,6 +108,7 @@ PURE_MODULES = (
     "consumers/store/rollup_columns.py",
     "consumers/store/row_order.py",
     "consumers/store/synced.py",
+    "consumers/store/tombstone_match.py",
     "consumers/store/tombstone_set.py",
     "consumers/sync/centre_status.py",
     "consumers/sync/chunk_states.py",

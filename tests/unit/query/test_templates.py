@@ -8,10 +8,11 @@ from itertools import product
 import duckdb
 import pytest
 
+from headrace.consumers.query import checked_statements
 from headrace.consumers.query.checked_statements import TEMPLATES_MAX, TREES_MAX, CheckedStatements
 from headrace.consumers.query.database import statement_kinds, syntax_tree
 from headrace.consumers.query.guard import Statement, check
-from headrace.consumers.query.planner import parse, plan_scans
+from headrace.consumers.query.planner import PLANNED_BYTES_MAX, parse, plan_scans
 from headrace.consumers.query.table_names import resolve
 from headrace.consumers.query.templates import Template, template_of
 from tests.unit.query.test_planner import SCHEMAS, evaluate
@@ -128,6 +129,28 @@ def test_trees_are_lent_to_one_at_a_time() -> None:
             raise KeyError(sql)
     with known.tree(statement) as tree:
         assert repr(parse(statement)) == repr(tree)
+
+
+def test_a_text_is_parsed_once_however_often_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one after the other. What fails with its tree leaves none, and one that nobody understands is not tried again."""
+    texts = list[str]()
+    monkeypatch.setattr(checked_statements, "parse", lambda statement: texts.append(statement.sql) or parse(statement))
+    known, statement = CheckedStatements(), CHECK("SELECT load FROM readings WHERE name = 'a'")
+    for _ in range(3):
+        with known.tree(statement) as tree:
+            assert repr(parse(statement)) == repr(tree)
+    assert 1 == len(texts)
+    with known.tree(statement), known.tree(statement):
+        assert 2 == len(texts)
+    with pytest.raises(KeyError), known.tree(statement):
+        raise KeyError
+    with known.tree(statement):
+        assert 3 == len(texts)
+    long = CHECK(f"SELECT load FROM readings WHERE name = '{'a' * PLANNED_BYTES_MAX}'")
+    for _ in range(2):
+        with known.tree(long) as tree:
+            assert tree is None
+    assert 4 == len(texts)
 
 
 def test_templates_are_forgotten_in_turn() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.consumers.store import JobSuperseded, SegmentEntry, Store, StoreSettings, Tombstone, plan_compaction
 from headrace.consumers.store.segment_files import SegmentName, path_component
+from headrace.consumers.store.tombstone_set import by_table
 from tests.unit.store.builders import contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -28,7 +29,7 @@ def entry(first: int, rows: int, era: int = 1, bucket: int = 0, cleaned: int | N
 def firsts(entries: list[SegmentEntry], tombstones: list[Tombstone] | None = None) -> list[list[int]]:
     """The first versions of the inputs of each planned merge."""
     by_name = {each.name: each.first_version for each in entries}
-    plans = plan_compaction(reversed(entries), tombstones or [], PLANNING)
+    plans = plan_compaction(reversed(entries), by_table(tombstones or []), PLANNING)
     return [[by_name[name] for name in plan.inputs] for plan in plans]
 
 
@@ -71,8 +72,8 @@ def test_plans_never_share_files_and_keep_the_limits(rows: list[tuple[int, int, 
     """Whatever the catalogue: plans are disjoint, of neighbours in rank, within the row limit, and independent of the listing's order."""
     entries = [entry(10 * (i + 1), count, era, bucket) for i, (count, era, bucket) in enumerate(rows)]
     by_name = {each.name: each for each in entries}
-    plans = plan_compaction(entries, [Tombstone("d", "t", 2, deleted)], PLANNING)
-    assert plans == plan_compaction(reversed(entries), [Tombstone("d", "t", 2, deleted)], PLANNING)
+    plans = plan_compaction(entries, by_table([Tombstone("d", "t", 2, deleted)]), PLANNING)
+    assert plans == plan_compaction(reversed(entries), by_table([Tombstone("d", "t", 2, deleted)]), PLANNING)
     inputs = [name for plan in plans for name in plan.inputs]
     assert len(inputs) == len(set(inputs))
     assert not {plan.output for plan in plans} & by_name.keys()

@@ -177,8 +177,8 @@ def test_two_files_of_a_sender_are_merged_once_nothing_can_come_between(settled:
     (one,), (two,) = (
         ranks((at, at, f"{at}+a"), synced=(SyncedRows(S1, str(at), settled if at == 2 else ""),)) for at in (1, 2)
     )
-    assert merges == len(plan_compaction([one, two], [], SETTINGS))
-    assert 1 == len(plan_compaction([one, replace(two, synced=(SyncedRows(S2, "2"),))], [], SETTINGS))
+    assert merges == len(plan_compaction([one, two], {}, SETTINGS))
+    assert 1 == len(plan_compaction([one, replace(two, synced=(SyncedRows(S2, "2"),))], {}, SETTINGS))
 
 
 def test_files_of_two_senders_may_have_one_order(store: Store) -> None:

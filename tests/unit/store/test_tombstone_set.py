@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store import SegmentEntry, Store, tombstone_set
+from headrace.consumers.store import SegmentEntry, Store
 from headrace.consumers.store import batch_columns as columns
 from headrace.consumers.store.last_rows import (
     CLEANED_COLUMN,
@@ -156,17 +156,14 @@ def test_a_file_awaits_the_deletes_that_may_concern_it(files: list, deletes: lis
         assert want == list(several.select(several.unapplied_mask(entry)))
 
 
-def test_slots_are_searched_once_for_all_that_came_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work for a file does not grow with the deletes that were handed over with one change."""
-    searched: list[int] = []
-    monkeypatch.setattr(tombstone_set, "_has", lambda slots, slot: searched.append(slot) or slot in slots)
+def test_slots_are_kept_once_for_all_that_came_together() -> None:
+    """Their columns do not grow with the deletes that were handed over with one change."""
     slots = tuple(range(0, 10_000, 6))
     handed = TombstoneSet(
         Tombstone("d", "t", 1, version, place=1, slots=slots, slots_total=10_000) for version in range(1, 1_000)
     )
-    for number in range(50):
-        handed.unapplied(SegmentEntry(f"file {number}", "d", "t", number, 0, 1, 1, 5, 0, 9, 0, 99, 1, "", "", 1, 0))
-    assert 50 == len(searched)
+    of_slots = [len(column) for column in handed._by_slot]
+    assert [len(slots)] * 3 == of_slots
 
 
 def test_a_file_of_another_log_is_deleted_from_by_eras_and_by_what_came_with_it() -> None:
@@ -216,7 +213,7 @@ def test_the_work_of_deletes_does_not_multiply_with_messages(
         calls += 1
         return evaluate(keys, tag)
 
-    for module in ("batch_columns", "tombstone_set"):
+    for module in ("batch_columns", "tombstone_match"):
         monkeypatch.setattr(f"headrace.consumers.store.{module}.tag_values", counted)
     messages, deletes = 30, 20
     rows: list[list[Row]] = [
