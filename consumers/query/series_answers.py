@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.consumers.query.series_plan import MICROSECOND_NS, SeriesAggregates
 from headrace.schemas.tables import TIME_COLUMN
@@ -55,20 +54,18 @@ def _value(function: str, column: pa.ChunkedArray) -> Any:
         return count
     if not count:
         return None
-    bounds = pc.min_max(column)
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    if isinstance(low, float) and not _are_finite(column):
+    # Not by kernels of Arrow: each gives the interpreter's lock away, and waits for it as long as a small query takes.
+    given = column.drop_null() if column.null_count else column
+    values = np.concatenate([chunk.to_numpy(zero_copy_only=True) for chunk in given.chunks])
+    is_float = values.dtype.kind == "f"
+    if is_float and not np.isfinite(values).all():
         raise _DuckDbComputes
+    low, high = values.min().item(), values.max().item()
     if function in ("min", "max"):
         return low if function == "min" else high
-    if isinstance(low, int) and count * max(abs(low), abs(high)) > EXACT_MAX:
+    if not is_float and count * max(abs(low), abs(high)) > EXACT_MAX:
         raise _DuckDbComputes
-    total = pc.sum(column).as_py()
+    total = values.sum().item()
     if not math.isfinite(total):
         raise _DuckDbComputes
     return total / count if function == "avg" else total
-
-
-def _are_finite(column: pa.ChunkedArray) -> bool:
-    # Kernels for the least and the largest pass over what is no number.
-    return all(np.isfinite(chunk.drop_null().to_numpy()).all() for chunk in column.chunks)

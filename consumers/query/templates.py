@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from headrace.consumers.query.guard import Statement, TableName
@@ -16,6 +17,8 @@ from headrace.consumers.query.guard import Statement, TableName
 CHARACTERS_MAX = 4_096
 """Longer texts have no template."""
 LITERALS_MAX = 64
+TEXTS_KNOWN_MAX = 64
+"""Texts whose templates are remembered: a statement asks for its own several times."""
 _TEXT, _WHOLE, _DECIMAL = "\x01", "\x02", "\x03"
 # No brackets in a text: the guard counts them everywhere. No quote behind it: that would be a part of it.
 _TOKEN = re.compile(
@@ -37,8 +40,11 @@ class Template:
 
 def template_of(sql: str) -> Template | None:
     """The template of a text that has literals; None where it has none, or is not plain."""
-    if len(sql) > CHARACTERS_MAX or not sql.isascii():
-        return None
+    return None if len(sql) > CHARACTERS_MAX or not sql.isascii() else _template_of(sql)
+
+
+@lru_cache(TEXTS_KNOWN_MAX)
+def _template_of(sql: str) -> Template | None:
     parts, literals, ends, end = list[str](), list[str](), list[int](), 0
     for match in _TOKEN.finditer(sql):
         if match.start() != end:

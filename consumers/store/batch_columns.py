@@ -33,6 +33,8 @@ def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt
     parts = [batch.column(0) for batch in batches]
     column: pa.DictionaryArray = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     codes = column.indices.to_numpy(zero_copy_only=True)
+    if len(column.dictionary) <= 1:
+        return column.dictionary, codes
     encoded = column.dictionary.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):
         return column.dictionary, codes

@@ -204,7 +204,9 @@ class _SegmentBlocks:
         codes = np.repeat(
             np.array([order[part.place] for part in found], np.int32), [part.high - part.low for part in found]
         )
-        series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys.take(pa.array(places)))
+        # One by one: a kernel of Arrow gives the interpreter's lock away, and waits for it as long as a small query takes.
+        keys = pa.array([runs.keys[place].as_py() for place in places.tolist()], runs.keys.type)
+        series = pa.DictionaryArray.from_arrays(pa.array(codes), keys)
         columns = [_joined(blocks, found, name) for name in (TIME_COLUMN, *names)]
         rows = pa.RecordBatch.from_arrays([series, *columns], names=[SERIES_COLUMN, TIME_COLUMN, *names])
         return SeriesRows(rows, len(groups))
