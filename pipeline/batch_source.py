@@ -20,6 +20,7 @@ from headrace.pipeline.source_columns import as_planned
 from headrace.pipeline.source_filters import Pushed, push, quoted, time_conditions
 from headrace.pipeline.source_options import ReadOptions
 from headrace.pipeline.time_ranges import FileSpan, TimeRange, divided
+from headrace.pipeline.worker_process import begin_task
 from headrace.schemas.tables import DEFAULT_SLICE_NS, TIME_COLUMN
 
 
@@ -68,6 +69,7 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See DataSourceReader; runs in a worker."""
+        begin_task()
         assert isinstance(partition, RangePartition), partition
         batches = partition.nodes.rows(partition.sql, partition.after, turn=partition.value)
         yield from as_planned(batches, self._schema, self._options.target.name)

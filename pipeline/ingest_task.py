@@ -23,7 +23,6 @@ from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.offset_ranges import offset_range_reader
-from headrace.pipeline.package import forget_archives
 from headrace.pipeline.raw_offsets import OffsetRange
 from headrace.pipeline.rebatch import FlushedRows, RowAccumulator, rebatch
 from headrace.pipeline.schema_match import (
@@ -35,6 +34,7 @@ from headrace.pipeline.schema_match import (
     rejected_columns,
 )
 from headrace.pipeline.sink_records import counted_records, dead_letters, forward_record
+from headrace.pipeline.worker_process import begin_task
 from headrace.producers.router import PAYLOAD_BYTES_MAX, encode_writes, route
 from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
@@ -55,7 +55,7 @@ def read_records(
     `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages. All its tasks
     route rows by one slot table; None is the newest.
     """
-    forget_archives()
+    begin_task()
     access = cluster_access(job)
     access.begin_task(None if slot_table is None else SlotTable.from_bytes(slot_table))
     yield from ingest_partition(rebatch(offset_range_reader(job).read(offset_range)), job, access, query, batch)

@@ -196,11 +196,20 @@ def _without_errors(messages: list[Message], offset_range: OffsetRange, position
     return good, position
 
 
+def _offsets(messages: list[Message]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The offsets of messages of one partition, at least one."""
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    # They ascend: as many messages as offsets have all of them, unless the topic is compacted or has transactions.
+    if last - first == len(messages) - 1:
+        return np.arange(first, last + 1, dtype=np.int64)
+    return np.fromiter(map(Message.offset, messages), np.int64, len(messages))
+
+
 def _as_batch(messages: list[Message], offset_range: OffsetRange, position: int) -> tuple[pa.RecordBatch | None, int]:
     """(the messages of the range as columns, None for none; the position behind all messages given)."""
     if not messages:
         return None, position
-    offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
+    offsets = _offsets(messages)
     position = max(position, int(offsets[-1]) + 1)
     if position > offset_range.end:
         offsets = offsets[: np.searchsorted(offsets, offset_range.end)]

@@ -1,6 +1,4 @@
-"""Our package in Spark's Python workers: as a folder or one zip, so that they run the driver's code, and how
-they import from it.
-"""
+"""Our package in Spark's Python workers: as a folder or one zip, so that they run the driver's code."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from zipimport import zipimporter
 
 import xxhash
 
@@ -42,18 +39,6 @@ def build_package(directory: Path | str) -> Path:
 def package_folder() -> Path:
     """The folder (or archive) that holds our package."""
     return _package().parent
-
-
-def forget_archives() -> None:
-    """Drop Python's cached importers of zip archives; they are created again, without reading the archive,
-    for the next import.
-    """
-    # Before every task PySpark invalidates all importers. Each importer of an archive then reads the
-    # archive's list of files again, once for each package of PySpark: a tenth of a second and more per task.
-    # No archive changes while a worker lives.
-    for path, importer in list(sys.path_importer_cache.items()):
-        if isinstance(importer, zipimporter):
-            del sys.path_importer_cache[path]
 
 
 def _package() -> Path:

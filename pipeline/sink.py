@@ -165,8 +165,10 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: s
     # Here, since the processes that plan a write import this module too, and need none of it.
     from headrace.pipeline.sink_task import SinkTask
     from headrace.pipeline.task_positions import TaskPositions
+    from headrace.pipeline.worker_process import begin_task
     from headrace.pipeline.writer_cluster import writer_cluster
 
+    begin_task()
     cluster = writer_cluster(options.target)
     cluster.tables.refresh()
     task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()))

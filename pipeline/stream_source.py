@@ -22,6 +22,7 @@ from headrace.pipeline.log_follower import LogFollower, LogTrimmed, decoded
 from headrace.pipeline.log_ranges import task_ranges
 from headrace.pipeline.source_columns import GROUP_COLUMN, OFFSET_COLUMN, as_planned
 from headrace.pipeline.source_options import StreamOptions
+from headrace.pipeline.worker_process import begin_task
 from headrace.schemas.messages import Write
 from headrace.schemas.payload import PayloadInvalid, decode_rows
 
@@ -94,6 +95,7 @@ class TableStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task; runs in a worker. Raises LogTrimmed, LogUnavailable, TimeTooFine."""
+        begin_task()
         assert isinstance(partition, LogRange), partition
         dropped = frozenset(partition.dropped)
         target = self._options.target

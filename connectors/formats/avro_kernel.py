@@ -7,17 +7,14 @@ all schemas, which is compiled once and cached beside the source.
 from __future__ import annotations
 
 from enum import IntEnum
-from pathlib import Path
-from typing import cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
 from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op
-from headrace.connectors.formats.kernel_numbers import Function, inlined
-from headrace.connectors.formats.lines import Bytes, Integers
+from headrace.connectors.formats.kernel_compiler import entry_point, inlined
+from headrace.connectors.formats.lines import Bytes, Integers, Words
 
 Columns = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
@@ -46,29 +43,12 @@ LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS
 (_NULL, _BOOL, _INT, _LONG, _FLOAT, _DOUBLE, _TEXT, _FIXED, _ENUM, _UNION, _JUMP, _BLOCKS, _NEXT, _END) = map(int, Op)
 _VARINT_BITS_MAX = 63
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_LOW_HALF = np.uint64(0xFFFFFFFF)
 # The loop does not compare its depth with this: `avro_schema` refuses what is deeper.
-_STACK = DEPTH_MAX + 1
+STACK = DEPTH_MAX + 1
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_SIGNATURE = types.void(
-    _BYTES,
-    types.int64[::1],
-    types.int64[::1],
-    types.int64[:, ::1],
-    types.int64[::1],
-    types.int64[:, ::1],
-    types.int32[:, ::1],
-    types.uint8[:, ::1],
-    types.uint8[::1],
-)
-
-
-def _compiled(function: Function) -> Function:
-    try:
-        return cast(Function, numba.njit(_SIGNATURE, nogil=True, cache=Path(__file__).is_file())(function))
-    except Exception:
-        # No directory for the cache, or a torn file in it: this process compiles for itself.
-        return cast(Function, numba.njit(_SIGNATURE, nogil=True)(function))
+_WORDS = types.Array(types.uint64, 1, "A", readonly=True, aligned=False)
 
 
 @inlined
@@ -91,23 +71,15 @@ def _varint(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 
 
 @inlined
-def _fixed_bits(data: Bytes, position: int, width: int) -> np.int64:
-    """The next `width` bytes, the lowest first, as the low bits of an integer."""
-    # From single bytes: the data may end with a value of four, which a view of eight would read past.
-    bits = np.uint64(0)
-    for index in range(width):
-        bits |= np.uint64(data[position + index]) << np.uint64(8 * index)
-    return np.int64(bits)
-
-
-@inlined
-def _scalar(data: Bytes, position: int, end: int, kind: int, size: int) -> tuple[int, np.int64, int, int]:
+def _scalar(data: Bytes, words: Words, position: int, end: int, kind: int, size: int) -> tuple[int, np.int64, int, int]:
     """(position behind a value, the value or where its bytes begin, their number, its fault)"""
     if kind in (_FLOAT, _DOUBLE):
         width = 4 if kind == _FLOAT else 8
         if end - position < width:
             return position, np.int64(0), 0, _CUT
-        return position + width, _fixed_bits(data, position, width), 0, _NONE
+        # The word of a float has four bytes of what follows it, or of the padding.
+        bits = words[position] if kind == _DOUBLE else words[position] & _LOW_HALF
+        return position + width, np.int64(bits), 0, _NONE
     if kind == _BOOL:
         if position >= end:
             return position, np.int64(0), 0, _CUT
@@ -146,6 +118,7 @@ def _items(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 @inlined
 def _record(
     data: Bytes,
+    words: Words,
     position: int,
     end: int,
     program: Columns,
@@ -186,7 +159,7 @@ def _record(
             if budget < 0:
                 return _ITEMS
         else:
-            position, value, length, fault = _scalar(data, position, end, kind, first)
+            position, value, length, fault = _scalar(data, words, position, end, kind, first)
             if fault != _NONE:
                 return fault
             # Also what no column takes: nothing else shows where the next value begins.
@@ -196,9 +169,23 @@ def _record(
     return _NONE if position == end else _LONGER
 
 
-@_compiled
+@entry_point(
+    types.void,
+    _BYTES,
+    _WORDS,
+    types.int64[::1],
+    types.int64[::1],
+    types.int64[:, ::1],
+    types.int64[::1],
+    types.int64[:, ::1],
+    types.int32[:, ::1],
+    types.uint8[:, ::1],
+    types.uint8[::1],
+    types.int64[::1],
+)
 def decode(
     data: Bytes,
+    words: Words,
     starts: Integers,
     ends: Integers,
     program: Columns,
@@ -207,13 +194,16 @@ def decode(
     lengths: Lengths,
     valid: Flags,
     faults: Flags,
+    items: Integers,
 ) -> None:
-    """Decode the record of each message, which is `data[starts[i]:ends[i]]`.
+    """Decode the record of each message, which is `data[starts[i]:ends[i]]`. `words` are those of `data`.
 
     Operation p is `program[p]`: its kind, its column (-1: skipped), and up to two operands. `values[c, i]` is the value
     of a number, the bits of a float, or where a text begins, and then `lengths[c, i]` its bytes; it counts where
-    `valid[c, i]`, which is 0 before. `faults[i]` is a Fault.
+    `valid[c, i]`, which is 0 before. `faults[i]` is a Fault. `items` has room for STACK numbers: how many items are left of
+    the blocks that the loop is in.
     """
-    items = np.zeros(_STACK, np.int64)
     for row in range(len(starts)):
-        faults[row] = _record(data, starts[row], ends[row], program, branches, items, values, row, lengths, valid)
+        faults[row] = _record(
+            data, words, starts[row], ends[row], program, branches, items, values, row, lengths, valid
+        )

@@ -26,7 +26,13 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.lines import Booleans, Integers
 from headrace.connectors.formats.schema_store import SchemaUnknown, check_place, only_schema, schema_store
 from headrace.connectors.formats.text_columns import present_tags
-from headrace.connectors.formats.typed_rows import TypedRows, chosen_columns, numbered_lines, typed_chunks
+from headrace.connectors.formats.typed_rows import (
+    TypedRows,
+    chosen_columns,
+    numbered_lines,
+    paths_of_tags,
+    typed_chunks,
+)
 
 FRAME_BYTES = 5
 NO_FRAME = "the message has no Confluent frame: a zero byte and a schema id of four bytes"
@@ -103,10 +109,11 @@ def without_frames(values: pa.Array) -> tuple[pa.Array, Integers]:
 def _chunks(
     parts: Iterator[Part], options: FormatOptions, default_times: DefaultTimes, rejections: Rejections
 ) -> Iterator[TableChunk]:
+    tag_paths = paths_of_tags(options)
     for program, payloads, messages in parts:
         if not len(messages):
             continue
-        decoded, faults = decode_records(payloads, program)
+        decoded, faults = decode_records(payloads, program, tag_paths)
         for fault in np.unique(faults[faults > 0]).tolist():
             rejections.add(messages[faults == fault], REASONS[fault])
         paths = [column.path for column in program.columns]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 
@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.formats.avro_schema import Column, Op, Program
+from headrace.connectors.formats.gathered_texts import gathered, gathered_dictionary
 from headrace.connectors.formats.lines import WORD_BYTES, Bytes, Integers, words_of
+from headrace.connectors.formats.paths import Path
 
 CELLS_MAX = 1 << 22
 """Values that are decoded together: each takes 13 bytes until it is in a column."""
@@ -66,21 +68,26 @@ class Payloads:
     def array(self, valid: npt.NDArray[np.bool_], skipped: int = 0) -> pa.Array:
         """The messages without their first bytes as a binary array, null where not `valid`."""
         starts, ends = np.where(valid, self.starts + skipped, 0), np.where(valid, self.ends, 0)
-        return gathered(words_of(self.data), starts, ends, valid, pa.binary())
+        return gathered(words_of(self.data), starts, ends, pa.binary(), valid)
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
-def decode_records(payloads: Payloads, program: Program) -> tuple[pa.Table, Faults]:
-    """(the columns of all messages, the fault of each message). Rows with a fault have undefined values."""
+def decode_records(payloads: Payloads, program: Program, encoded: Collection[Path] = ()) -> tuple[pa.Table, Faults]:
+    """(the columns of all messages, the fault of each message). Rows with a fault have undefined values.
+
+    Texts with a path of `encoded` are dictionary<int32, string> of one chunk.
+    """
     parts, faults = [], []
     names = [str(number) for number in range(len(program.columns))]
     for first, last in _slices(len(payloads), max(1, len(program.columns))):
-        columns, found = _decoded(payloads.select(np.arange(first, last)), program)
-        parts.append(pa.Table.from_arrays(columns, names=names))
+        arrays, found = _decoded(payloads.select(np.arange(first, last)), program, encoded)
+        parts.append(pa.Table.from_arrays(arrays, names=names))
         faults.append(found)
-    return pa.concat_tables(parts), np.concatenate(faults)
+    # Arrow copies a single chunk too.
+    columns = parts[0] if len(parts) == 1 else pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    return columns, np.concatenate(faults)
 
 
 def _slices(count: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -89,12 +96,14 @@ def _slices(count: int, columns: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, count)
 
 
-def _decoded(payloads: Payloads, program: Program) -> tuple[list[pa.Array], Faults]:
+def _decoded(payloads: Payloads, program: Program, encoded: Collection[Path]) -> tuple[list[pa.Array], Faults]:
     count, width = len(payloads), max(1, len(program.columns))
     values, lengths = np.zeros((width, count), np.int64), np.zeros((width, count), np.int32)
     valid, faults = np.zeros((width, count), np.uint8), np.zeros(count, np.uint8)
-    _kernel().decode(
+    kernel, words = _kernel(), words_of(payloads.data)
+    kernel.decode(
         payloads.data,
+        words,
         payloads.starts,
         payloads.ends,
         program.operations,
@@ -103,14 +112,14 @@ def _decoded(payloads: Payloads, program: Program) -> tuple[list[pa.Array], Faul
         lengths,
         valid,
         faults,
+        np.zeros(kernel.STACK, np.int64),
     )
     # What a record had before its fault may be anything: no column is made of it.
     valid[:, faults != 0] = 0
-    words = words_of(payloads.data)
     columns = []
     for number, column in enumerate(program.columns):
         cells = _Cells(words, values[number], lengths[number], valid[number].astype(np.bool_))
-        array, bad = cells.array(column)
+        array, bad = cells.array(column, encoded=column.path in encoded)
         if bad is not None:
             faults[bad & (faults == 0)] = 3
         columns.append(array)
@@ -126,12 +135,12 @@ class _Cells:
     lengths: npt.NDArray[np.int32]
     valid: npt.NDArray[np.bool_]
 
-    def array(self, column: Column) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
+    def array(self, column: Column, *, encoded: bool) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
         """(the values, which of them their type does not hold; None for none)."""
         if pa.types.is_decimal(column.kind):
             return self._decimals(column.kind)
         if column.op is Op.TEXT:
-            return self._texts(pa.string()), None
+            return self._texts(gathered_dictionary if encoded else gathered), None
         if column.op is Op.ENUM:
             codes = pa.array(self.values.astype(np.int32), mask=~self.valid)
             return pa.DictionaryArray.from_arrays(codes, pa.array(column.symbols, pa.string())), None
@@ -147,10 +156,10 @@ class _Cells:
     def _numbers(self, values: npt.NDArray[np.generic]) -> pa.Array:
         return pa.array(values, mask=None if self.valid.all() else ~self.valid)
 
-    def _texts(self, kind: pa.DataType) -> pa.Array:
+    def _texts(self, gather: Callable[..., pa.Array]) -> pa.Array:
         """The texts, not checked for UTF-8."""
         starts = np.where(self.valid, self.values, 0)
-        return gathered(self.words, starts, starts + np.where(self.valid, self.lengths, 0), self.valid, kind)
+        return gather(self.words, starts, starts + np.where(self.valid, self.lengths, 0), pa.string(), self.valid)
 
     def _decimals(self, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
         """Integers of up to 16 bytes, the highest first."""
@@ -173,17 +182,6 @@ class _Cells:
         )
 
 
-def gathered(
-    words: npt.NDArray[np.uint64], starts: Integers, ends: Integers, valid: npt.NDArray[np.bool_], kind: pa.DataType
-) -> pa.Array:
-    """The bytes from `starts[i]` to `ends[i]` as an array of texts, which are not checked; null where not `valid`."""
-    size = int((ends - starts).sum())
-    padded, offsets = np.empty(size + WORD_BYTES, np.uint8), np.empty(len(starts) + 1, np.int32)
-    _gather()(words, starts, ends, offsets, words_of(padded))
-    validity = None if valid.all() else pa.array(valid).buffers()[1]
-    return pa.Array.from_buffers(kind, len(starts), [validity, pa.py_buffer(offsets), pa.py_buffer(padded[:size])])
-
-
 def _beyond(values: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
     """Which decimals have more digits than their type."""
     limit = pa.scalar(10**kind.precision - 1).cast(pa.decimal128(38, 0)) if kind.precision < 38 else None
@@ -199,9 +197,3 @@ def _kernel() -> ModuleType:
     from headrace.connectors.formats import avro_kernel
 
     return avro_kernel
-
-
-def _gather() -> Callable[..., None]:
-    from headrace.connectors.formats.kernel import gather_texts
-
-    return gather_texts

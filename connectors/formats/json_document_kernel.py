@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from pathlib import Path
-from typing import cast
 
-import numba
 import numpy as np
 from numba import types
 
-from headrace.connectors.formats.kernel_numbers import Function, inlined
+from headrace.connectors.formats.kernel_compiler import entry_point, inlined
 from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN, Bytes, Integers
 
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
@@ -49,15 +46,6 @@ _DEPTH, _KINDS, _IN_STRING, _ESCAPED, _IN_ARRAY, _PREVIOUS, _LINE, _LINE_BEGINS,
 )
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-
-
-def _compiled(function: Function) -> Function:
-    signature = types.UniTuple(types.int64, 2)(_BYTES, types.int64[::1], types.uint8[::1], types.int64[::1])
-    try:
-        return cast(Function, numba.njit(signature, nogil=True, cache=Path(__file__).is_file())(function))
-    except Exception:
-        # No directory for the cache, or a torn file in it: this process compiles for itself.
-        return cast(Function, numba.njit(signature, nogil=True)(function))
 
 
 @inlined
@@ -141,7 +129,7 @@ def _is_lost(state: Integers, byte: int) -> bool:
     return bool(byte == OPEN_OBJECT and inside_object and state[_LINE_BEGINS] and state[_PREVIOUS] != COLON)
 
 
-@_compiled
+@entry_point(types.UniTuple(types.int64, 2), _BYTES, types.int64[::1], types.uint8[::1], types.int64[::1])
 def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) -> tuple[int, int]:
     """Write the elements of `source` to `out`, one a line; the bytes written, and the lines ended.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from headrace.connectors.formats.kernel_numbers import Function, inlined
+from headrace.connectors.formats.kernel_compiler import entry_point, inlined
 from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN, Bytes, Integers
 
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
@@ -36,19 +34,20 @@ class Tree(NamedTuple):
     name_bounds: Integers
 
 
+Flags = npt.NDArray[np.uint8]
+
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _TREE = types.NamedTuple((types.int64[::1], types.int64[::1], _BYTES, types.int64[::1], _BYTES, types.int64[::1]), Tree)
-_SIGNATURE = types.void(
-    _BYTES, types.int64[::1], types.int64[::1], _TREE, types.uint8[::1], types.int64[::1], types.uint8[::1]
+_FLATTENED = (
+    _BYTES,
+    types.int64[::1],
+    types.int64[::1],
+    _TREE,
+    types.uint8[::1],
+    types.int64[::1],
+    types.uint8[::1],
+    types.int64[:, ::1],
 )
-
-
-def _compiled(function: Function) -> Function:
-    try:
-        return cast(Function, numba.njit(_SIGNATURE, nogil=True, cache=Path(__file__).is_file())(function))
-    except Exception:
-        # No directory for the cache, or a torn file in it: this process compiles for itself.
-        return cast(Function, numba.njit(_SIGNATURE, nogil=True)(function))
 
 
 @inlined
@@ -152,7 +151,7 @@ def _member(data: Bytes, begin: int, end: int, tree: Tree, node: int, out: Bytes
 
 @inlined
 def _object(
-    data: Bytes, position: int, end: int, tree: Tree, nodes: Integers, arrays: Bytes, out: Bytes, written: int
+    data: Bytes, position: int, end: int, tree: Tree, nodes: Integers, arrays: Integers, out: Bytes, written: int
 ) -> tuple[int, int]:
     """(position behind the object that begins here, _BAD for none; bytes written)"""
     out[written] = OPEN_OBJECT
@@ -201,15 +200,21 @@ def _object(
     return position, written + 2
 
 
-@_compiled
+@entry_point(types.void, *_FLATTENED)
 def flatten(
-    data: Bytes, starts: Integers, ends: Integers, tree: Tree, out: Bytes, bounds: Integers, bad: npt.NDArray[np.uint8]
+    data: Bytes,
+    starts: Integers,
+    ends: Integers,
+    tree: Tree,
+    out: Bytes,
+    bounds: Integers,
+    bad: Flags,
+    nesting: Integers,
 ) -> None:
     """Write each object of message i as a flat one on a line to `out[bounds[i]:bounds[i + 1]]`; nothing where `bad`.
 
-    A message is objects, one behind the other, or an array of objects.
+    A message is objects, one behind the other, or an array of objects. `nesting` is that of `room_of_nesting`.
     """
-    nodes, arrays = np.zeros(DEPTH_MAX, np.int64), np.zeros(DEPTH_MAX, np.uint8)
     written = 0
     for message in range(len(starts)):
         bounds[message] = written
@@ -226,7 +231,7 @@ def flatten(
             if position >= end or data[position] != OPEN_OBJECT:
                 bad[message] = 1
                 break
-            position, written = _object(data, position, end, tree, nodes, arrays, out, written)
+            position, written = _object(data, position, end, tree, nesting[0], nesting[1], out, written)
             if position == _BAD:
                 bad[message] = 1
                 break
@@ -246,3 +251,8 @@ def flatten(
             # The next message overwrites what the bad one has written.
             written = bounds[message]
     bounds[len(starts)] = written
+
+
+def room_of_nesting() -> Integers:
+    """Room for the nodes and the kinds (1 for an array) of what the loop is in."""
+    return np.zeros((2, DEPTH_MAX), np.int64)

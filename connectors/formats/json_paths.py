@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.formats.avro_rows import Payloads
 from headrace.connectors.formats.interface import REJECTED_MESSAGES, InvalidLine
-from headrace.connectors.formats.json_path_kernel import COLON, OPEN_OBJECT, Tree, flatten
+from headrace.connectors.formats.json_path_kernel import COLON, OPEN_OBJECT, Tree, flatten, room_of_nesting
 from headrace.connectors.formats.json_scanner import JsonMembers, Number, json_document
 from headrace.connectors.formats.lines import WORD_BYTES
 from headrace.connectors.formats.paths import Path, text_of
@@ -35,7 +35,7 @@ def flat_messages(values: pa.Array, sources: Sources) -> tuple[pa.Array, pa.Tabl
     room = len(data) + _count(payloads, COLON) * (longest + 2) + 3 * _count(payloads, OPEN_OBJECT) + WORD_BYTES
     out, bounds = np.empty(room, np.uint8), np.zeros(len(payloads) + 1, np.int64)
     bad = np.zeros(len(payloads), np.uint8)
-    flatten(payloads.data, payloads.starts, payloads.ends, tree, out, bounds, bad)
+    flatten(payloads.data, payloads.starts, payloads.ends, tree, out, bounds, bad, room_of_nesting())
     written = int(bounds[-1])
     flat = pa.Array.from_buffers(
         pa.large_binary(), len(payloads), [None, pa.py_buffer(bounds), pa.py_buffer(out[:written])]

@@ -1,41 +1,25 @@
 """Parses lines of one shape byte by byte, in loops that Numba compiles to machine code.
 
-The compiled code runs without the interpreter and without its lock. It knows nothing of tables and types: a
+The compiled code knows nothing of tables and types: a
 shape is the constant bytes between the values (the literals) and how each value ends. A line matches when
 literals and values tile it exactly. Lines with control characters do not match; the scanner decides what they
 mean.
-
-The machine code is cached beside the source, or in the user's cache directory, so only the first process of
-an installation compiles, for some seconds. From an archive, as on Spark's executors, each process compiles:
-the archive has another path in every application, so its cached code would never be found again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import cast
-
-import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from headrace.connectors.formats.kernel_numbers import (
-    DEFERRED,
-    NO_MATCH,
-    ONE,
-    Function,
-    inlined,
-    parse_decimal,
-    parse_integer,
-)
+from headrace.connectors.formats.kernel_compiler import entry_point, inlined
+from headrace.connectors.formats.kernel_numbers import DEFERRED, NO_MATCH, ONE, parse_decimal, parse_integer
 from headrace.connectors.formats.kernel_types import Literals, NumberState, ValueGrammar, ValueKind, Values
 from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, WORD_BYTES, Bytes, Integers, Words
 
 Codes = npt.NDArray[np.int32]
 
-STAMP = "f3ecb45a9017eab9"
+STAMP = "4da47168f3f63bb4"
 """Digest of the code compiled in from other modules: Numba checks only this file for changes."""
 
 SERIES, TEXT, INTEGER = int(ValueKind.SERIES), int(ValueKind.TEXT), int(ValueKind.INTEGER)
@@ -61,21 +45,6 @@ _LITERALS = types.NamedTuple((types.uint64[::1], types.uint64[::1], types.int64[
 _GRAMMAR = types.NamedUniTuple(types.int64[::1], 3, ValueGrammar)
 _COLUMNS = types.int64[:, ::1]
 _VALUES = types.NamedTuple((_COLUMNS, _COLUMNS, _COLUMNS, types.float64[:, ::1], types.uint8[:, ::1]), Values)
-
-
-def _entry_point(result: types.Type, *arguments: types.Type) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types, or load the code that an earlier process cached."""
-    signature = result(*arguments)
-
-    def compiled(function: Function) -> Function:
-        try:
-            return cast(Function, numba.njit(signature, nogil=True, cache=Path(__file__).is_file())(function))
-        except Exception:
-            # Numba raises when no directory is writable, and unpickles whatever it finds: a power cut may
-            # have left a torn file. Either costs this process its own compilation, never the command.
-            return cast(Function, numba.njit(signature, nogil=True)(function))
-
-    return compiled
 
 
 # Eight bytes are examined at a time (SWAR: Mycroft's test for a zero byte, Warren, Hacker's Delight 6-1). Its
@@ -202,7 +171,7 @@ def _skip_token(
     return _skip_text(data, words, position, end, delimiter, quotes, separator)
 
 
-@_entry_point(
+@entry_point(
     types.Tuple((types.int64, types.uint64)),
     *(
         _BYTES,
@@ -300,7 +269,7 @@ def _hash(words: Words, position: int, length: int) -> np.uint64:
     return np.uint64(mixed ^ (mixed >> HALF_BITS))
 
 
-@_entry_point(types.int64, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.int32[::1], types.int64[::1])
+@entry_point(types.int64, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.int32[::1], types.int64[::1])
 def dictionary_encode(
     words: Words, starts: Integers, ends: Integers, slots: Codes, codes: Codes, firsts: Integers
 ) -> int:
@@ -330,9 +299,7 @@ def dictionary_encode(
     return count
 
 
-@_entry_point(
-    types.void, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.Array(types.uint64, 1, "A", aligned=False)
-)
+@entry_point(types.void, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.Array(types.uint64, 1, "A", aligned=False))
 def gather_texts(words: Words, starts: Integers, ends: Integers, offsets: Codes, target: Words) -> None:
     """Copy the texts from `starts[i]` to `ends[i]` to bytes `offsets[i]` to `offsets[i + 1]` of one buffer.
 

@@ -8,16 +8,11 @@ whoever edits this module updates `STAMP` there (tests/unit/formats/test_kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
-import numba
 import numpy as np
 
+from headrace.connectors.formats.kernel_compiler import inlined
 from headrace.connectors.formats.kernel_types import NumberState
 from headrace.connectors.formats.lines import Bytes
-
-Function = TypeVar("Function", bound=Callable[..., object])
 
 COMPUTED, DEFERRED = int(NumberState.COMPUTED), int(NumberState.DEFERRED)
 NO_MATCH = -1
@@ -31,11 +26,6 @@ EXACT_MANTISSA_MAX = np.uint64(2**53)
 INT64_MAX = np.uint64(2**63 - 1)
 POWERS_OF_TEN = np.array([10.0**power for power in range(EXACT_POWER_MAX + 1)])
 ONE, TEN = np.uint64(1), np.uint64(10)
-
-
-def inlined(function: Function) -> Function:
-    """Compile a function into its callers: it has no entry point and no cached code of its own."""
-    return cast(Function, numba.njit(function))
 
 
 @inlined

@@ -17,9 +17,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headrace.connectors.formats.gathered_texts import gathered, gathered_dictionary
 from headrace.connectors.formats.kernel_choice import loops
 from headrace.connectors.formats.kernel_types import Floats, Literals, NumberState, ValueGrammar, ValueKind, Values
-from headrace.connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Integers, Lines, Words, words_of
+from headrace.connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Integers, Lines, Words
 from headrace.connectors.formats.text_columns import finite_floats, integers
 from headrace.schemas.tables import FieldType
 
@@ -115,11 +116,7 @@ class MatchedLines:
     def dictionary(self, column: int) -> pa.DictionaryArray:
         """A column of text as dictionary<int32, string>, the distinct texts in order of appearance."""
         starts, ends = self._bounds(column)
-        # At least twice as many slots as texts: probing for a free one stays short.
-        slots = np.full(2 << len(starts).bit_length(), -1, np.int32)
-        codes, firsts = np.empty(len(starts), np.int32), np.empty(len(starts), np.int64)
-        distinct = firsts[: loops().dictionary_encode(self._words, starts, ends, slots, codes, firsts)]
-        return pa.DictionaryArray.from_arrays(pa.array(codes), self._gather(starts[distinct], ends[distinct]))
+        return gathered_dictionary(self._words, starts, ends, TEXT_TYPE)
 
     def integers(self, column: int) -> tuple[pl.Series, Booleans | None]:
         """A column of integers (null for the word null), and which of them fit int64; None means all."""
@@ -153,11 +150,7 @@ class MatchedLines:
 
     def _gather(self, starts: Integers, ends: Integers, kind: pa.DataType = TEXT_TYPE) -> pa.Array:
         """The texts between these positions as one array."""
-        # A batch is far below 2 GiB, so offsets of 32 bits suffice; string is half as wide as large_string.
-        count = int(ends.sum() - starts.sum())
-        padded, offsets = np.empty(count + WORD_BYTES, np.uint8), np.empty(len(starts) + 1, np.int32)
-        loops().gather_texts(self._words, starts, ends, offsets, words_of(padded))
-        return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(padded[:count])])
+        return gathered(self._words, starts, ends, kind)
 
     def valid_utf8(self, column: int) -> Booleans:
         """Which texts of a column are UTF-8."""

@@ -63,6 +63,13 @@ def chosen_columns(
     return {name: columns[path] for path, name in options.sources if path in columns}
 
 
+def paths_of_tags(options: FormatOptions) -> set[tuple[str, ...]]:
+    """The paths of columns that become tags; see `chosen_columns`."""
+    if not options.sources:
+        return {(name,) for name in options.tags}
+    return {path for path, name in options.sources if name in options.tags}
+
+
 def typed_chunks(
     rows: TypedRows, options: FormatOptions, default_times: DefaultTimes, rejections: Rejections
 ) -> Iterator[TableChunk]:

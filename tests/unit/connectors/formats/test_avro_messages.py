@@ -8,6 +8,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fastavro
 import pyarrow as pa
@@ -15,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.formats import avro_kernel, schema_store
+from headrace.connectors.formats import avro_kernel, avro_rows, schema_store
 from headrace.connectors.formats.avro_rows import Payloads, decode_records
 from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op, Program, SchemaUnusable, compile_schema, parse_schema
-from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult, SchemaPlace
+from headrace.connectors.formats.interface import TAG_TYPE, FormatOptions, OptionsError, ParseResult, SchemaPlace
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore, SchemaUnknown, check_place
 from headrace.schemas.tables import FieldType
@@ -116,6 +117,45 @@ def test_records_are_read_as_fastavro_reads_them(
     rows, faults = decoded(program, messages)
     assert [0] * len(messages) == faults
     assert [[at(record, column.path) for column in program.columns] for record in read] == rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.integers(1, 12))
+def test_texts_that_become_tags_are_encoded_in_one_chunk(
+    case: tuple[dict[str, Any], list[tuple[str, ...]], list[dict[str, Any]]], cells_max: int
+) -> None:
+    """The same texts, and nulls where there are none, also of records that are decoded in several slices."""
+    schema, paths, records = case
+    if not paths:
+        return
+    program = program_of(schema, paths)
+    texts = {column.path for column in program.columns if column.op is Op.TEXT and column.kind == pa.string()}
+    messages = [encoded(schema, record) for record in records]
+    plain, _ = decoded(program, messages)
+    payloads = Payloads.of(pa.array(messages, pa.binary()))
+    with mock.patch.object(avro_rows, "CELLS_MAX", cells_max):
+        table, faults = decode_records(payloads, program, texts)
+    assert not faults.any()
+    if plain:
+        assert plain == [list(row.values()) for row in table.to_pylist()]
+    for column, values in zip(program.columns, table.columns, strict=True):
+        if column.path in texts:
+            assert TAG_TYPE == values.type
+            assert values.num_chunks == 1
+            assert values.chunk(0).dictionary.null_count == 0
+
+
+def test_a_tag_that_is_no_text_costs_its_message(tmp_path: Path) -> None:
+    """Bytes of a tag that are not UTF-8 reject that message, and the others keep their tags."""
+    (tmp_path / "7.avsc").write_text(json.dumps(READING))
+    good = framed(READING, ROW, 7)
+    name = ROW["host"].encode()
+    assert good.count(name) == 1
+    bad = good.replace(name, b"\xff" * len(name))
+    result = parsed("confluent-avro", [good, bad, good], SchemaPlace(str(tmp_path)))
+    assert [ROW["host"]] * 2 == result.tables["t"].column("host").to_pylist()
+    [refusal] = result.rejections()
+    assert (1, True) == (refusal.message, "UTF-8" in refusal.reason)
 
 
 @settings(max_examples=150, deadline=None)

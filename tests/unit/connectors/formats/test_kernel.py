@@ -20,7 +20,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.formats import kernel, kernel_numbers, kernel_types, lines
+from headrace.connectors.formats import kernel, kernel_compiler, kernel_numbers, kernel_types, lines
 from headrace.connectors.formats.kernel_types import ValueKind
 from headrace.connectors.formats.lines import lines_of_buffer, lines_of_messages
 from headrace.connectors.formats.templates import MatchedLines, Template, match
@@ -167,7 +167,7 @@ def test_the_ends_of_a_buffer_are_read_safely(text: bytes) -> None:
 def test_cached_code_is_stale_when_anything_compiled_in_changes() -> None:
     """Numba checks only the kernel's file: a change in modules that it compiles in must change its stamp."""
     constants = repr((lines.BACKSLASH, lines.NEWLINE, lines.QUOTE, lines.WORD_BYTES))
-    source = "".join(Path(module.__file__).read_text() for module in (kernel_types, kernel_numbers))
+    source = "".join(Path(module.__file__).read_text() for module in (kernel_types, kernel_compiler, kernel_numbers))
     assert xxhash.xxh3_64_hexdigest((source + constants).encode()) == kernel.STAMP
 
 
