@@ -7,6 +7,7 @@ all schemas, which is compiled once and cached beside the source.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,17 @@ from headrace.connectors.formats.lines import Bytes, Integers, Words
 Columns = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.uint8]
+
+
+class Cells(NamedTuple):
+    """Values by column and message: a number, the bits of a float, or where a text of so many bytes begins.
+
+    It counts where `valid`, which is 0 before.
+    """
+
+    values: Columns
+    lengths: Lengths
+    valid: Flags
 
 
 class Fault(IntEnum):
@@ -124,10 +136,8 @@ def _record(
     program: Columns,
     branches: Integers,
     items: Integers,
-    cells: Columns,
+    cells: Cells,
     row: int,
-    lengths: Lengths,
-    valid: Flags,
 ) -> int:
     """Decode one record into the cells of its row; returns its fault."""
     pc, depth = 0, 0
@@ -164,7 +174,8 @@ def _record(
                 return fault
             # Also what no column takes: nothing else shows where the next value begins.
             if column >= 0:
-                cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
+                cells.values[column, row], cells.lengths[column, row] = value, length
+                cells.valid[column, row] = 1
             pc += 1
     return _NONE if position == end else _LONGER
 
@@ -177,9 +188,7 @@ def _record(
     types.int64[::1],
     types.int64[:, ::1],
     types.int64[::1],
-    types.int64[:, ::1],
-    types.int32[:, ::1],
-    types.uint8[:, ::1],
+    types.NamedTuple((types.int64[:, ::1], types.int32[:, ::1], types.uint8[:, ::1]), Cells),
     types.uint8[::1],
     types.int64[::1],
 )
@@ -190,20 +199,14 @@ def decode(
     ends: Integers,
     program: Columns,
     branches: Integers,
-    values: Columns,
-    lengths: Lengths,
-    valid: Flags,
+    cells: Cells,
     faults: Flags,
     items: Integers,
 ) -> None:
     """Decode the record of each message, which is `data[starts[i]:ends[i]]`. `words` are those of `data`.
 
-    Operation p is `program[p]`: its kind, its column (-1: skipped), and up to two operands. `values[c, i]` is the value
-    of a number, the bits of a float, or where a text begins, and then `lengths[c, i]` its bytes; it counts where
-    `valid[c, i]`, which is 0 before. `faults[i]` is a Fault. `items` has room for STACK numbers: how many items are left of
-    the blocks that the loop is in.
+    Operation p is `program[p]`: its kind, its column (-1: skipped), and up to two operands. `faults[i]` is a Fault.
+    `items` has room for STACK numbers: how many items are left of the blocks that the loop is in.
     """
     for row in range(len(starts)):
-        faults[row] = _record(
-            data, words, starts[row], ends[row], program, branches, items, values, row, lengths, valid
-        )
+        faults[row] = _record(data, words, starts[row], ends[row], program, branches, items, cells, row)

@@ -108,9 +108,7 @@ def _decoded(payloads: Payloads, program: Program, encoded: Collection[Path]) ->
         payloads.ends,
         program.operations,
         program.branches,
-        values,
-        lengths,
-        valid,
+        kernel.Cells(values, lengths, valid),
         faults,
         np.zeros(kernel.STACK, np.int64),
     )
