@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -35,21 +34,18 @@ def parse_arrow(
     """The readings of messages; `default_times` are those of the messages."""
     if options.table is None and options.table_column is None:
         raise OptionsError("Arrow readings need a table", action=TABLE_ACTION)
-    tables: dict[int, pa.Table] = {}
+    streams = _Streams()
+    # A message that cannot be read has one line, to be rejected.
     faults: dict[int, str] = {}
+    counts = np.zeros(len(values), np.int64)
     # One step a message, which is a stream of many rows.
     for message, value in enumerate(values):
         if not value.is_valid or not value.as_buffer().size:
             continue
         try:
-            tables[message] = _read(value.as_py())
+            counts[message] = streams.add(message, value.as_py())
         except _NotAStream as error:
-            faults[message] = str(error)
-    # A message that cannot be read has one line, to be rejected.
-    counts = np.zeros(len(values), np.int64)
-    for message, table in tables.items():
-        counts[message] = table.num_rows
-    counts[list(faults)] = 1
+            faults[message], counts[message] = str(error), 1
     firsts = np.cumsum(counts) - counts
     messages = np.repeat(np.arange(len(values)), counts)
     lines = numbered_lines(messages, np.arange(len(messages)) - firsts[messages])
@@ -57,41 +53,78 @@ def parse_arrow(
     rejections.add([int(firsts[message]) for message in faults], list(faults.values()))
     times = default_times[messages] if default_times is not None else None
     builder = TableBuilder(options, lines, rejections, lambda keys, rows: present_tags(keys, rows, options), keep_lines)
-    return builder.build(_chunks(tables, firsts, options, times, rejections))
+    return builder.build(_chunks(streams, firsts, counts, options, times, rejections))
 
 
-def _read(value: bytes) -> pa.Table:
-    """The rows of one message. Raises _NotAStream."""
+Rows = tuple[list[int], list[pa.RecordBatch]]
+"""The messages of one schema that have rows, and their batches."""
+
+
+class _Streams:
+    """The rows of messages, those of one schema together."""
+
+    def __init__(self) -> None:
+        self.by_schema: dict[pa.Schema, Rows] = {}
+        self._last: tuple[pa.Schema, Rows] | None = None
+
+    def add(self, message: int, value: bytes) -> int:
+        """Read a message; returns its rows. Raises _NotAStream."""
+        schema, batches = _read(value)
+        # Most messages have the schema of the one before, and to compare two takes less than to hash one.
+        if self._last is None or not schema.equals(self._last[0]):
+            _check_names(schema)
+            bare = schema.remove_metadata()
+            self._last = bare, self.by_schema.setdefault(bare, ([], []))
+        rows = sum(len(batch) for batch in batches)
+        if rows:
+            messages, known = self._last[1]
+            messages.append(message)
+            known.extend(batches)
+        return rows
+
+
+def _read(value: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """The schema and the rows of one message. Raises _NotAStream."""
     # Arrow takes the end of the bytes for the end of the stream: a cut between two batches would go unseen.
     if not value.endswith(END_MARK):
         raise _NotAStream(CUT)
     source = pa.BufferReader(value)
     try:
-        with pa.ipc.open_stream(source) as reader:
-            table = reader.read_all()
+        with pa.ipc.RecordBatchStreamReader(source) as reader:
+            batches = list(reader)
         if source.tell() != len(value):
             raise _NotAStream("the message has bytes behind its Arrow stream")
-        names = list(table.column_names)
         # Any function may fail on an array with an offset out of range, or end the process.
-        table.validate(full=True)
+        for batch in batches:
+            batch.validate(full=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+        raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
+    return reader.schema, batches
+
+
+def _check_names(schema: pa.Schema) -> None:
+    try:
+        names = list(schema.names)
+    except UnicodeDecodeError as error:
         raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
     for name in names:
         if names.count(name) > 1:
             raise _NotAStream(f"column {name!r} is there twice")
-    return table
 
 
 def _chunks(
-    tables: dict[int, pa.Table],
+    streams: _Streams,
     firsts: Integers,
+    counts: Integers,
     options: FormatOptions,
     default_times: DefaultTimes,
     rejections: Rejections,
 ) -> Iterator[TableChunk]:
-    for messages in _by_schema(tables):
-        table = _joined([tables[message].replace_schema_metadata() for message in messages])
-        numbers = np.concatenate([firsts[each] + np.arange(tables[each].num_rows) for each in messages])
+    for schema, (messages, batches) in streams.by_schema.items():
+        if not messages:
+            continue
+        table = _joined(pa.Table.from_batches([batch.replace_schema_metadata() for batch in batches], schema))
+        numbers = np.concatenate([firsts[each] + np.arange(counts[each]) for each in messages])
         named = chosen_columns(_columns(table, options), options)
         if not named:
             rejections.add(numbers, "the stream has none of the columns that are read")
@@ -100,24 +133,8 @@ def _chunks(
         yield from typed_chunks(rows, options, default_times, rejections)
 
 
-def _by_schema(tables: dict[int, pa.Table]) -> Iterable[list[int]]:
-    """The messages with rows, those of one schema together."""
-    found: dict[pa.Schema, list[int]] = defaultdict(list)
-    last: pa.Schema | None = None
-    messages: list[int] = []
-    for message, table in tables.items():
-        # Most messages have the schema of the one before, and to compare two takes a hundredth of hashing one.
-        if last is None or not table.schema.equals(last):
-            last = table.schema.remove_metadata()
-            messages = found[last]
-        if table.num_rows:
-            messages.append(message)
-    return filter(None, found.values())
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    """The rows of messages of one schema as one table; numbers, and tags that are encoded, each in one chunk."""
-    table = pa.concat_tables(tables)
+def _joined(table: pa.Table) -> pa.Table:
+    """The rows of messages of one schema; numbers, and tags that are encoded, each in one chunk."""
     for index, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if field.type == TAG_TYPE:
             try:
