@@ -223,6 +223,6 @@ def _as_batch(messages: list[Message], offset_range: OffsetRange, position: int)
         pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.repeat(pa.scalar(offset_range.partition, pa.int32()), len(messages)),
         pa.array(offsets),
-        pa.array(times_ms).cast(RAW_SCHEMA.field("timestamp").type),
+        pa.Array.from_buffers(RAW_SCHEMA.field("timestamp").type, len(messages), [None, pa.py_buffer(times_ms)]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), position

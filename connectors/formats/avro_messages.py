@@ -23,7 +23,7 @@ from headrace.connectors.formats.interface import (
     ParseResult,
     SchemaPlace,
 )
-from headrace.connectors.formats.lines import Booleans, Integers
+from headrace.connectors.formats.lines import Booleans, Integers, words_of
 from headrace.connectors.formats.schema_store import SchemaUnknown, check_place, only_schema, schema_store
 from headrace.connectors.formats.text_columns import present_tags
 from headrace.connectors.formats.typed_rows import (
@@ -75,12 +75,13 @@ def _framed(payloads: Payloads, filled: Integers, options: FormatOptions, reject
     framed = has_frame(payloads, filled)
     rejections.add(filled[~framed], NO_FRAME)
     filled = filled[framed]
-    ids = np.zeros(len(filled), np.int64)
-    for index in range(1, FRAME_BYTES):
-        ids = ids << 8 | payloads.data[payloads.starts[filled] + index]
+    # The id is the last four of the frame's bytes, the highest first.
+    heads = words_of(payloads.data)[payloads.select(filled).starts] >> np.uint64(8)
+    ids = (heads & np.uint64(0xFFFFFFFF)).astype(np.uint32).byteswap()
     store = schema_store(options.schemas)
-    for number in np.unique(ids).tolist():
-        own = filled[ids == number]
+    same = len(ids) > 0 and bool((ids == ids[0]).all())
+    for number in ids[:1].tolist() if same else np.unique(ids).tolist():
+        own = filled if same else filled[ids == number]
         try:
             program = store.program(number, options.paths)
         except (SchemaUnknown, SchemaUnusable) as error:
@@ -92,8 +93,8 @@ def _framed(payloads: Payloads, filled: Integers, options: FormatOptions, reject
 
 def has_frame(payloads: Payloads, messages: Integers) -> Booleans:
     """Which of these messages, none of which is empty, begin with a frame."""
-    long_enough = payloads.ends[messages] - payloads.starts[messages] >= FRAME_BYTES
-    framed: Booleans = long_enough & (payloads.data[payloads.starts[messages]] == 0)
+    chosen = payloads.select(messages)
+    framed: Booleans = (chosen.ends - chosen.starts >= FRAME_BYTES) & (payloads.data[chosen.starts] == 0)
     return framed
 
 

@@ -48,22 +48,32 @@ class Payloads:
     @classmethod
     def of(cls, values: pa.Array) -> Payloads:
         """The values of a binary array; null values are empty."""
-        texts = pc.fill_null(values.cast(pa.large_binary()), b"")
+        texts = values.cast(pa.large_binary())
+        if texts.null_count:
+            texts = pc.fill_null(texts, b"")
         if not len(texts):
             return cls(np.zeros(WORD_BYTES, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
         _, offsets, joined = texts.buffers()
         bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else None
         assert bounds is not None, "an array with values has offsets"
         first, last = int(bounds[0]), int(bounds[-1])
-        padded = np.zeros(last - first + WORD_BYTES, np.uint8)
+        padded = np.empty(last - first + WORD_BYTES, np.uint8)
+        padded[last - first :] = 0
         if last > first:
             padded[: last - first] = np.frombuffer(joined, np.uint8)[first:last]
         bounds = bounds - first
         return cls(padded, bounds[:-1].copy(), bounds[1:].copy())
 
     def select(self, messages: Integers, skipped: int = 0) -> Payloads:
-        """Some of the messages, each without its first bytes."""
+        """Some of the messages in their order, each once and without its first bytes."""
+        # Numbers that ascend from 0 on, as many as there are, are all of them.
+        if len(messages) == len(self):
+            return Payloads(self.data, self.starts + skipped, self.ends)
         return Payloads(self.data, self.starts[messages] + skipped, self.ends[messages])
+
+    def slice(self, first: int, last: int) -> Payloads:
+        """The messages with first <= number < last."""
+        return Payloads(self.data, self.starts[first:last], self.ends[first:last])
 
     def array(self, valid: npt.NDArray[np.bool_], skipped: int = 0) -> pa.Array:
         """The messages without their first bytes as a binary array, null where not `valid`."""
@@ -82,7 +92,7 @@ def decode_records(payloads: Payloads, program: Program, encoded: Collection[Pat
     parts, faults = [], []
     names = [str(number) for number in range(len(program.columns))]
     for first, last in _slices(len(payloads), max(1, len(program.columns))):
-        arrays, found = _decoded(payloads.select(np.arange(first, last)), program, encoded)
+        arrays, found = _decoded(payloads.slice(first, last), program, encoded)
         parts.append(pa.Table.from_arrays(arrays, names=names))
         faults.append(found)
     # Arrow copies a single chunk too.
@@ -156,6 +166,8 @@ class _Cells:
 
     def _texts(self, gather: Callable[..., pa.Array]) -> pa.Array:
         """The texts, not checked for UTF-8."""
+        if self.valid.all():
+            return gather(self.words, self.values, self.values + self.lengths, pa.string())
         starts = np.where(self.valid, self.values, 0)
         return gather(self.words, starts, starts + np.where(self.valid, self.lengths, 0), pa.string(), self.valid)
 
