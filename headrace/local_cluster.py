@@ -84,6 +84,8 @@ class LocalCluster:
         self.joining: set[str] = set()
         """The nodes that wait to be added to the cluster, as `wait_ready` found them."""
         self._children: dict[int, Child] = {}
+        self._extras: dict[str, Sequence[str]] = {}
+        """The further arguments with which each node was started."""
 
     @classmethod
     def load(cls, directory: Path) -> LocalCluster:
@@ -209,7 +211,7 @@ class LocalCluster:
         create_directories(self.directory)
         with (self.directory / f"{name}.log").open("ab") as log:
             child = self.launch(command, log)
-        self._children[child.pid] = child
+        self._children[child.pid], self._extras[name] = child, extra
         node.pid, node.removed = child.pid, False
         self._save()
 
@@ -252,6 +254,9 @@ class LocalCluster:
                 if self._was_removed(node):
                     on_progress(f"node {node.name} was removed from the cluster and has ended")
                     return
+                if self._lost_address(node):
+                    self.start_node(node.name, self._extras.get(node.name, ()), on_progress)
+                    continue
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
             if ready:
@@ -344,6 +349,13 @@ class LocalCluster:
         self._save()
         return node.removed
 
+    def _lost_address(self, node: NodeProcess) -> bool:
+        """Whether a node has ended because another program took its port before it did."""
+        # A free port is nobody's until a node listens on it, half a second after it was chosen.
+        tail = self.log_tail(node.name)
+        taken = [each for each in (node.http, node.flight) if not port_is_free(_port_of(each))]
+        return "cannot listen on" in tail and any(each in tail for each in taken)
+
     def _await_end(self, node: NodeProcess, timeout_s: float, on_progress: Progress = _quiet) -> bool:
         deadline, note_due = Deadline(timeout_s), Deadline(NOTE_INTERVAL_S)
         while self._alive(node):
@@ -371,9 +383,13 @@ class LocalCluster:
 
 def _free_address(before: str, name: str, on_progress: Progress) -> str:
     """The address that a node had, if no other program uses it; else a free one."""
-    if before and port_is_free(int(before.rpartition(":")[2])):
+    if before and port_is_free(_port_of(before)):
         return before
     address = f"127.0.0.1:{free_port()}"
     if before:
         on_progress(f"another program uses {before}: node {name} serves on {address} from now on")
     return address
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
