@@ -72,6 +72,7 @@ RATIOS: Mapping[str, Ratio] = {
     "of_source_tiny_batches": Ratio("ours tiny", "source tiny", round(1 / 3, 3)),
     "stream_source_of_stock": Ratio("stream source", "stock rows", 5.0),
     "sink_of_stock": Ratio("sink", "stock sink", 1.5),
+    "sink_small_rows_of_stock": Ratio("sink, small rows", "stock sink", None),
     "batch_source_of_answers": Ratio("batch source", "answers without Spark", 0.5),
     "batch_source_hour_of_whole": Ratio("batch source, one hour", "batch source", 3.0),
     "batch_source_columns_of_whole": Ratio("batch source, two columns", "batch source", 3.0),

@@ -7,15 +7,17 @@ a day of sealed rows, and its files are those that `read_segments` and Spark's o
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampNTZType
 
@@ -46,6 +48,7 @@ from headrace.pipeline.session import PARALLELISM
 from headrace.producers.router import MESSAGE_ROWS_MAX
 from headrace.producers.writer import TableWriter
 from headrace.schemas.records import Create
+from headrace.spark import BYTES_SETTING, BYTES_UNLIMITED
 from headrace.workload import cpu
 from headrace.workload.workload import DEFAULT_INTERVAL_S, DEFAULT_START_NS
 
@@ -78,6 +81,7 @@ def stream_legs(bench: SparkBench, topics: RawTopics, rows: pa.Table) -> dict[st
         "stream source": query.followed,
         "stock rows": query.stock,
         "sink": query.sink,
+        "sink, small rows": partial(query.sink, small_rows=True),
         "stock sink": query.stock_sink,
     }
 
@@ -105,6 +109,19 @@ def _spark_rows(topics: RawTopics) -> StructType:
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
+@contextmanager
+def _bytes_added_up(session: SparkSession, *, off: bool) -> Iterator[None]:
+    """Queries that start here are those of a session with or without `register(small_rows=True)`."""
+    before = session.conf.get(BYTES_SETTING)
+    assert before is not None, "a setting with a default"
+    if off:
+        session.conf.set(BYTES_SETTING, BYTES_UNLIMITED)
+    try:
+        yield
+    finally:
+        session.conf.set(BYTES_SETTING, before)
+
+
 @dataclass(frozen=True)
 class _StreamQueries:
     bench: SparkBench
@@ -125,8 +142,12 @@ class _StreamQueries:
         leg, _ = measured_stream(lambda: self.bench.noop(rows))
         return checked(leg, self.topics.rows, "stock rows")
 
-    def sink(self) -> Leg:
+    def sink(self, *, small_rows: bool = False) -> Leg:
         """All rows in one batch into a table."""
+        with _bytes_added_up(self.bench.session, off=small_rows):
+            return self._sunk()
+
+    def _sunk(self) -> Leg:
         rows = (
             self._rows().writeStream.format("headrace").options(**self._options(SUNK), tags=",".join(self.topics.tags))
         )

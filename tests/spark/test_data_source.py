@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headrace.spark
 from headrace.connectors.kafka.broker import BrokerInfo
+from headrace.spark import BYTES_SETTING, BYTES_UNLIMITED
 from tests.e2e.actions import running_cluster
 from tests.spark.queries import run_to_end
 
@@ -40,6 +41,20 @@ def options(
         given = {"bootstrap": broker.bootstrap, "cluster": name, "table": "db.t"}
         save(rows(spark, 0, ROWS), given)
         yield given
+
+
+def test_small_rows_are_not_added_up(spark: SparkSession) -> None:
+    """`register` leaves Spark's limit of bytes as it is, and takes it away where no row is large."""
+    limit = spark.conf.get(BYTES_SETTING)
+    assert limit is not None
+    assert limit != BYTES_UNLIMITED
+    try:
+        headrace.spark.register(spark)
+        assert limit == spark.conf.get(BYTES_SETTING)
+        headrace.spark.register(spark, small_rows=True)
+        assert BYTES_UNLIMITED == spark.conf.get(BYTES_SETTING)
+    finally:
+        spark.conf.set(BYTES_SETTING, limit)
 
 
 def rows(spark: SparkSession, start: int, count: int) -> DataFrame:
