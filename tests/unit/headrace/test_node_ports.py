@@ -81,7 +81,7 @@ def cluster(directory: Path, taken: int, message: str = "") -> Iterator[Cluster]
 
 
 def test_a_node_that_lost_its_port_starts_at_another_one(tmp_path: Path) -> None:
-    """As often as that happens, with its arguments, and whoever follows is told."""
+    """As often as that happens and with its arguments, and the progress has a line for each time."""
     said: list[str] = []
     with cluster(tmp_path, taken=2) as started:
         started.start_node("n1", ("--log", "local"), said.append)
