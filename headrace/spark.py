@@ -10,22 +10,35 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.pipeline.data_source import HeadraceDataSource
+from headrace.schemas.errors import HeadraceError
 
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"
 """Off by default in Spark. It counts for every data source in Python of the session."""
 BYTES_SETTING, BYTES_UNLIMITED = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
 """The most bytes of a batch that Spark hands to Python, and the value with which it does not add them up."""
+ROWS_SETTING, ROWS_MOST = "spark.sql.execution.arrow.maxRecordsPerBatch", 20_000
+"""The most rows of such a batch. A column of it holds 2 GiB, which are so many rows of 100 KB."""
+
+
+class BatchesUnlimited(HeadraceError):
+    """Spark is to limit the batches that it hands to Python neither by bytes nor by few enough rows."""
 
 
 def register(spark: SparkSession, *, small_rows: bool = False) -> None:
     """Make `format("headrace")` known to a session, and let nodes evaluate filters on `time` and tags.
 
     `small_rows`: no row that the session hands to Python has more than 100 KB. Then the sink takes a fifth less time:
-    after each row Spark asks every column how many bytes its batch has by then.
+    after each row Spark asks every column how many bytes its batch has by then. Raises BatchesUnlimited.
     """
-    spark.conf.set(FILTER_SETTING, "true")
     if small_rows:
+        rows = int(spark.conf.get(ROWS_SETTING) or 0)
+        if not 0 < rows <= ROWS_MOST:
+            raise BatchesUnlimited(
+                f"with {ROWS_SETTING} = {rows} batches of small rows may be too large",
+                action=f"set it to 1 to {ROWS_MOST}, or leave small_rows out",
+            )
         spark.conf.set(BYTES_SETTING, BYTES_UNLIMITED)
+    spark.conf.set(FILTER_SETTING, "true")
     try:
         spark.dataSource.register(HeadraceDataSource)
     except AnalysisException as error:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headrace.spark
 from headrace.connectors.kafka.broker import BrokerInfo
-from headrace.spark import BYTES_SETTING, BYTES_UNLIMITED
+from headrace.spark import BYTES_SETTING, BYTES_UNLIMITED, ROWS_MOST, ROWS_SETTING, BatchesUnlimited
 from tests.e2e.actions import running_cluster
 from tests.spark.queries import run_to_end
 
@@ -45,16 +45,24 @@ def options(
 
 def test_small_rows_are_not_added_up(spark: SparkSession) -> None:
     """`register` leaves Spark's limit of bytes as it is, and takes it away where no row is large."""
-    limit = spark.conf.get(BYTES_SETTING)
+    limit, rows_limit = spark.conf.get(BYTES_SETTING), spark.conf.get(ROWS_SETTING)
     assert limit is not None
     assert limit != BYTES_UNLIMITED
+    assert rows_limit is not None
     try:
+        for many in ("0", str(ROWS_MOST + 1)):
+            spark.conf.set(ROWS_SETTING, many)
+            with pytest.raises(BatchesUnlimited, match=f"maxRecordsPerBatch = {many} "):
+                headrace.spark.register(spark, small_rows=True)
+        assert limit == spark.conf.get(BYTES_SETTING)
+        spark.conf.set(ROWS_SETTING, rows_limit)
         headrace.spark.register(spark)
         assert limit == spark.conf.get(BYTES_SETTING)
         headrace.spark.register(spark, small_rows=True)
         assert BYTES_UNLIMITED == spark.conf.get(BYTES_SETTING)
     finally:
         spark.conf.set(BYTES_SETTING, limit)
+        spark.conf.set(ROWS_SETTING, rows_limit)
 
 
 def rows(spark: SparkSession, start: int, count: int) -> DataFrame:
