@@ -329,13 +329,14 @@ class Attempt:
     ) -> dict[TableKey, str]:
         """The SELECT of each table over its rows."""
         uses, found = _uses(statement, resolved), dict[TableKey, str]()
-        alone, held = self._drivers is not None and self._drivers.alone, statement.holds_rows
+        alone = self._drivers is not None and self._drivers.alone
+        view = partial(session.view_of, statement=statement, alone=alone)
         for key, plan in plans.items():
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else uses[key]
             values = file_values(schemas[key], plan.columns, scans[key])
             parts = parts_of_statement(statement, values, session.parsed(statement), alone=alone)
-            select = session.view_of(schemas[key], plan, scans[key], times=often, held=held, parts=parts, alone=alone)
+            select = view(schemas[key], plan, scans[key], times=often, parts=parts)
             found[key] = spilling(select) if self._spilling and scans[key] else select
         return found
 

@@ -44,6 +44,8 @@ CATALOG = f"{CATALOG_PREFIX}0"
 PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
+PAUSE_ROWS_JOINED = 8_192
+"""The same in a statement that joins: what it does with each row takes several times as long."""
 IDLE_MAX = 32
 """Instances of 4 MB that wait for queries: to make one takes longer than a short query."""
 IDLE_KEPT = 12
@@ -111,7 +113,7 @@ class Pauses(Protocol):
     """Where a scan may wait for its next turn."""
 
     def at_row(self, row: int) -> None:
-        """A scan has reached a row of a file, every PAUSE_ROWS."""
+        """A scan has reached a row of a file, every PAUSE_ROWS or so."""
         ...
 
 

@@ -52,12 +52,22 @@ class SeriesAggregates:
 
 
 @dataclass(frozen=True, slots=True)
+class _Bound:
+    """A bound on time. It is exact if `texts` are whole moments, and all of `nanoseconds` whole microseconds."""
+
+    operator: type[exp.Expression]
+    moment: exp.Expression
+    texts: tuple[exp.Expression, ...]
+    nanoseconds: tuple[exp.Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """What does not depend on literals; the nodes of these are those of the tree."""
 
     items: tuple[tuple[str, str], ...]
     tags: tuple[tuple[str, tuple[exp.Expression, ...]], ...]
-    bounds: tuple[tuple[type[exp.Expression], exp.Expression], ...]
+    bounds: tuple[_Bound, ...]
 
 
 def series_aggregates(tree: exp.Expression, table: exp.Table, schema: TableSchema) -> SeriesAggregates | None:
@@ -80,18 +90,19 @@ def _shape(tree: exp.Expression, table: exp.Table, schema: TableSchema) -> _Shap
         return None
     scope = Scope.of(table, tree, schema)
     items = [_item(each.unalias(), scope, schema) for each in tree.expressions]
-    tags, bounds = dict[str, tuple[exp.Expression, ...]](), list[tuple[type[exp.Expression], exp.Expression]]()
+    tags, bounds = dict[str, tuple[exp.Expression, ...]](), list[_Bound | None]()
     for condition in conjuncts(tree.args["where"].this):
         column = scope.belongs(condition.this) if isinstance(condition.this, exp.Column) else None
         if column == TIME_COLUMN and (found := _bounds(condition)):
-            bounds += found
+            bounds += [_bound(*each) for each in found]
         elif column in schema.tags and column not in tags and (texts := _texts(condition)):
             tags[str(column)] = texts
         else:
             return None
-    if not tags or not items or None in items:
+    if not tags or not items or None in items or None in bounds:
         return None
-    return _Shape(tuple(item for item in items if item is not None), tuple(tags.items()), tuple(bounds))
+    exact = tuple(bound for bound in bounds if bound is not None)
+    return _Shape(tuple(item for item in items if item is not None), tuple(tags.items()), exact)
 
 
 def _item(call: exp.Expression, scope: Scope, schema: TableSchema) -> tuple[str, str] | None:
@@ -135,15 +146,15 @@ def _texts(condition: exp.Expression) -> tuple[exp.Expression, ...]:
 def _filled(shape: _Shape) -> SeriesAggregates | None:
     """The shape with the literals that the tree has now."""
     start_ns, end_ns = list[int](), list[int]()
-    for operator, moment in shape.bounds:
-        at_us = _exact_us(moment)
+    for bound in shape.bounds:
+        at_us = _exact_us(bound)
         if at_us is None or not 0 <= at_us < YEARS_MAX_US:
             return None
         at_ns = at_us * MICROSECOND_NS
-        if operator in (exp.GT, exp.GTE):
-            start_ns.append(at_ns + (operator is exp.GT))
+        if bound.operator in (exp.GT, exp.GTE):
+            start_ns.append(at_ns + (bound.operator is exp.GT))
         else:
-            end_ns.append(at_ns + (operator is exp.LTE))
+            end_ns.append(at_ns + (bound.operator is exp.LTE))
     tags = {tag: tuple(str(text.this) for text in texts) for tag, texts in shape.tags}
     # An empty text is how an absent tag is written.
     if not all(text for texts in tags.values() for text in texts):
@@ -151,17 +162,23 @@ def _filled(shape: _Shape) -> SeriesAggregates | None:
     return SeriesAggregates(shape.items, tags, max(start_ns, default=None), min(end_ns, default=None))
 
 
-def _exact_us(moment: exp.Expression) -> int | None:
-    """The microseconds of a constant that has no finer part, and that no cast makes coarser."""
+def _bound(operator: type[exp.Expression], moment: exp.Expression) -> _Bound | None:
+    """The bound of a constant, None if a cast makes it coarser."""
+    texts, nanoseconds = list[exp.Expression](), list[exp.Expression]()
     for node in moment.walk():
         if isinstance(node, exp.Cast) and node.to.this not in _TIMESTAMPS:
             return None
-        if isinstance(node, exp.Anonymous) and any(_is_fine(each) for each in node.expressions):
-            return None
-        is_moment = isinstance(node, exp.Literal) and node.is_string and not isinstance(node.parent, exp.Interval)
-        if is_moment and _MOMENT_TEXT.fullmatch(str(node.this)) is None:
-            return None
-    return moment_us(moment)
+        if isinstance(node, exp.Anonymous):
+            nanoseconds += node.expressions
+        if isinstance(node, exp.Literal) and node.is_string and not isinstance(node.parent, exp.Interval):
+            texts.append(node)
+    return _Bound(operator, moment, tuple(texts), tuple(nanoseconds))
+
+
+def _exact_us(bound: _Bound) -> int | None:
+    """The microseconds of a constant that has no finer part."""
+    is_whole = all(_MOMENT_TEXT.fullmatch(str(text.this)) for text in bound.texts)
+    return moment_us(bound.moment) if is_whole and not any(map(_is_fine, bound.nanoseconds)) else None
 
 
 def _is_fine(nanoseconds: exp.Expression) -> bool:

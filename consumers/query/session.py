@@ -19,6 +19,8 @@ from headrace.consumers.query import guard
 from headrace.consumers.query.database import (
     CATALOG,
     HOME_CATALOG,
+    PAUSE_ROWS,
+    PAUSE_ROWS_JOINED,
     LockedDatabase,
     Pauses,
     is_broken,
@@ -210,14 +212,14 @@ class Session:
         scans: Sequence[GroupScan],
         *,
         times: int = 0,
-        held: bool = False,
+        statement: Statement | None = None,
         parts: int = 1,
         alone: bool = False,
     ) -> str:
         """The SELECT of a table over scans by a plan, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
-        `held`: the statement sorts the rows, or holds them otherwise. `parts` is into how many pauses behind
+        `statement` is known where it may join or sort the rows, or hold them otherwise. `parts` is into how many pauses behind
         files divide it, if the statement gives rows as they are found (see `file_pauses`). `alone`: no other query runs.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
@@ -228,11 +230,13 @@ class Session:
         select = partial(view_query, schema, plan.columns, files, live, bounds=plan.bounds)
         if not self._pausing or (times and values * times <= step_values_max(alone=alone)):
             return select()
+        joins, held = (statement.joins, statement.holds_rows) if statement is not None else (False, False)
+        select = partial(select, pause_rows=PAUSE_ROWS_JOINED if joins else PAUSE_ROWS)
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):
-            return select(pausing=True)
+            return select()
         behind = FilePauses(-(-len(files) // parts), self.register_next(pause_table(schema, plan.columns)))
-        return select(pausing=True, behind=behind)
+        return select(behind=behind)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run SQL of this node's own; its rows."""

@@ -1,7 +1,7 @@
 """The views of a query's tables: SQL over segment files, and Arrow rows, that give every row the newest schema.
 
-Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. Every scan pauses at
-each PAUSE_ROWS, so that it can wait there for its next turn.
+Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. Every scan pauses
+within each file and between batches of rows in memory, so that it can wait there for its next turn.
 
 Views show times in nanoseconds, most files have microseconds. DuckDB would convert every time before it compares it, so
 the bounds of a query stand in the scans of files once more, as microseconds: they leave few times to convert.
@@ -109,13 +109,13 @@ def view_query(
     live: Sequence[tuple[str, pa.Schema]],
     *,
     bounds: TimeBounds = (None, None),
-    pausing: bool = False,
+    pause_rows: int = 0,
     behind: FilePauses | None = None,
 ) -> str:
     """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`).
 
-    `bounds`: rows of other times need not be shown. `pausing`: the scans of files pause within each, and as `behind`
-    has it.
+    `bounds`: rows of other times need not be shown. `pause_rows`: the scans of files pause at rows that are a multiple
+    of it, a power of two, and as `behind` has it; 0 = never.
     """
     types = column_types(schema, columns)
     # All files of a table have the resolution that its first change fixed. Those of 0.1.0 may have either.
@@ -124,7 +124,7 @@ def view_query(
     step = len(files) if behind is None else behind.files
     parts: list[str] = []
     for start in range(0, len(files), max(1, step)):
-        parts.append(_from_files(types, files[start : start + step], near, pausing=pausing))
+        parts.append(_from_files(types, files[start : start + step], near, pause_rows))
         if behind is not None:
             parts.append(_from_live(types, tags, behind.name, frozenset(types)))
     parts += [_from_live(types, tags, name, frozenset(arrow.names)) for name, arrow in live]
@@ -167,7 +167,7 @@ def _micros_within(bounds: TimeBounds) -> list[str]:
     ]
 
 
-def _from_files(types: dict[str, str], files: Sequence[Path], near: Sequence[str], *, pausing: bool) -> str:
+def _from_files(types: dict[str, str], files: Sequence[Path], near: Sequence[str], pause_rows: int) -> str:
     """The rows of files, with the conditions `near` over times in microseconds, if there are any."""
     # With a schema given by name DuckDB opens no file before the query reads it; otherwise planning would
     # read the footer of every segment.
@@ -179,10 +179,10 @@ def _from_files(types: dict[str, str], files: Sequence[Path], near: Sequence[str
     shown = ", ".join(_file_column(name, bool(near)) for name in types)
     source = f"SELECT {shown} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"
     # DuckDB would take the name for the table's own column.
-    if not pausing or ROW_NUMBER in types:
+    if not pause_rows or ROW_NUMBER in types:
         return f"{source})" + (f" WHERE {' AND '.join(near)}" if near else "")
     # Read in every row, evaluated in few; a remainder takes longer than a mask.
-    condition = f"CASE WHEN ({ROW_NUMBER} & {PAUSE_ROWS - 1}) = 0 THEN {PAUSE_FUNCTION}({ROW_NUMBER}) ELSE true END"
+    condition = f"CASE WHEN ({ROW_NUMBER} & {pause_rows - 1}) = 0 THEN {PAUSE_FUNCTION}({ROW_NUMBER}) ELSE true END"
     return f"{source}, {ROW_NUMBER} = true) WHERE {' AND '.join([*near, condition])}"
 
 

@@ -49,6 +49,8 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
     """
     surface = _Surface(node)
     routes = [
+        # First: routes are tried in their order, and this is the one that has to be fast.
+        Route("/api/v1/query", surface.query, methods=["GET", "POST"]),
         Route("/", surface.page),
         Route("/health/live", surface.live),
         Route("/health/ready", surface.ready),
@@ -56,7 +58,6 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         Route("/metrics", surface.metrics),
         Route("/api/v1/status", surface.status),
         Route("/api/v1/tables", surface.tables),
-        Route("/api/v1/query", surface.query, methods=["GET", "POST"]),
         *running_query_routes(node),
         *scan_routes(node),
         *admin_routes(node),

@@ -78,6 +78,8 @@ def candidates_of(
 def _wanted(runs: Runs, request: ScanRequest) -> Mask | None:
     """Which series are wanted, None for none. Only those with the tags are looked at."""
     places = runs.tags.places(request.tags or {})
+    if not len(places):
+        return None
     if request.start_ns is not None:
         places = places[runs.last_ns[places] >= request.start_ns]
     if request.end_ns is not None:

@@ -23,6 +23,7 @@ LISTED_MAX = 4_096
 """Distinct values of a tag that are kept as a list too."""
 KEPT_MAX = 1_000
 """Row batches whose indices `TagIndices` keeps."""
+NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,18 @@ class _OneTag:
         return cls(values, starts, places, values.to_pylist() if len(values) <= LISTED_MAX else None)
 
     def of_values(self, wanted: Sequence[str]) -> Int64s:
-        """The places of the series with one of these values."""
-        distinct = sorted(set(wanted))
+        """The places of the series with one of these values, in order."""
+        distinct = set(wanted)
         if len(distinct) > LOOKED_UP_MAX:
-            found = np.flatnonzero(pc.is_in(self.values, value_set=pa.array(distinct)).to_numpy(zero_copy_only=False))
+            values = pa.array(sorted(distinct))
+            found = np.flatnonzero(pc.is_in(self.values, value_set=values).to_numpy(zero_copy_only=False)).tolist()
         else:
-            found = np.array([place for value in distinct if (place := self._find(value)) >= 0], np.int64)
-        pieces = [self.places[self.starts[place] : self.starts[place + 1]] for place in found]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+            found = [rank for value in distinct if (rank := self._find(value)) >= 0]
+        pieces = [self.places[self.starts[rank] : self.starts[rank + 1]] for rank in found]
+        # Most statements name one series, of which most segments have none: not a sort for each.
+        if len(pieces) <= 1:
+            return pieces[0] if pieces else NO_PLACES
+        return np.sort(np.concatenate(pieces))
 
     def _find(self, value: str) -> int:
         # Arrow orders texts by their bytes, which is the order of their characters.
@@ -83,7 +88,7 @@ class TagIndex:
             places = one.of_values(wanted)
             # A series has one value of a tag, so no place comes twice from one tag.
             found = places if found is None else np.intersect1d(found, places, assume_unique=True)
-        return np.arange(len(self.keys)) if found is None else np.sort(found)
+        return np.arange(len(self.keys)) if found is None else found
 
 
 class TagIndices:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.consumers.query.database import PAUSE_FUNCTION, streamed
+from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, streamed
 from headrace.consumers.query.file_pauses import (
     ALONE_VALUES,
     FILE_PAUSES_MAX,
@@ -98,7 +98,7 @@ def test_the_order_in_which_duckdb_reads_files_and_pauses(tmp_path: Path, sql: s
     with duckdb.connect(config={"threads": 1, "async_threads": 0}) as connection:
         connection.create_function(PAUSE_FUNCTION, lambda _: noted("F"), ["BIGINT"], "BOOLEAN", side_effects=True)
         connection.register("pause", PausingRows(pause_table(SCHEMA, None), pauses))
-        view = view_query(SCHEMA, None, files, [], pausing=True, behind=FilePauses(1, "pause"))
+        view = view_query(SCHEMA, None, files, [], pause_rows=PAUSE_ROWS, behind=FilePauses(1, "pause"))
         assert streamed(connection, sql.format(view), 1).read_all().num_rows
         connection.remove_function(PAUSE_FUNCTION)
     assert order == "".join(read)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.consumers.query import session
+from headrace.consumers.query.database import PAUSE_ROWS, PAUSE_ROWS_JOINED
 from headrace.consumers.query.engine import QueryEngine, scheduler_limits
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.query_errors import (
@@ -330,6 +331,22 @@ def test_a_long_statement_leaves_a_worker_until_its_first_rows(
         assert 1 == rows(engine, f"SELECT (SELECT sum(velocity) FROM ({some}) WHERE name < 'a' OR time < '2001-01-01')")
         assert 0 == texts[-1].count("read_parquet")
         assert long_steps == len(once)
+
+
+def test_a_statement_that_joins_pauses_more_often(engine: QueryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a join does with a row takes longer than to find it."""
+    texts, run = list[str](), Session.run
+    monkeypatch.setattr(
+        Session, "run", lambda session, sql, **given: (texts.append(sql), run(session, sql, **given))[1]
+    )
+    many = " UNION ALL ".join(["FROM iot.readings"] * 40)
+    assert 1 == rows(engine, f"SELECT sum(velocity) FROM ({many}) WHERE velocity < 0")
+    assert 1 == rows(
+        engine,
+        f"SELECT sum(a.velocity) FROM ({many}) AS a JOIN iot.readings AS b USING (name, time) WHERE a.velocity < 0",
+    )
+    often = [[text.count(f"& {pause_rows - 1})") for pause_rows in (PAUSE_ROWS, PAUSE_ROWS_JOINED)] for text in texts]
+    assert [[40, 0], [0, 41]] == often
 
 
 def test_a_statement_that_outgrew_its_memory_leaves_a_worker(
