@@ -16,11 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from headrace.bench.asking import LeanClient
 from headrace.bench.measurement import (
     DATABASE,
     Note,
@@ -34,7 +36,7 @@ from headrace.bench.measurement import (
     silent,
     versions,
 )
-from headrace.connectors.http import NodeRefused, request_node
+from headrace.connectors.http import request_node
 from headrace.local_cluster import LocalCluster
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
@@ -285,12 +287,12 @@ def _ask_shorts(url: str, hosts: int, rate: float) -> Shorts:
     taken_ms, refused = list[float](), list[int]()
 
     def ask(number: int, due_s: float) -> None:
-        try:
-            _ask(url, _short(number, hosts))
-        except NodeRefused:
+        status, _ = client.ask(_document(_short(number, hosts)), TIMEOUT_MS / 1_000)
+        if status != HTTPStatus.OK:
             refused.append(number)
         taken_ms.append((time.monotonic() - due_s) * 1_000)
 
+    client = LeanClient(url)
     with ThreadPoolExecutor(SHORTS_AT_ONCE) as threads:
         began_s, number = time.monotonic(), 0
         while not _stopping.is_set():
@@ -313,9 +315,14 @@ def _short(number: int, hosts: int) -> str:
 
 
 def _ask(url: str, sql: str) -> Any:
-    document = {"sql": sql, "format": "json", "timeout_ms": TIMEOUT_MS}
-    with request_node(f"{url}/api/v1/query", method="POST", document=document, timeout_s=TIMEOUT_MS / 1_000) as answer:
+    with request_node(
+        f"{url}/api/v1/query", method="POST", document=_document(sql), timeout_s=TIMEOUT_MS / 1_000
+    ) as answer:
         return answer.json()
+
+
+def _document(sql: str) -> dict[str, Any]:
+    return {"sql": sql, "format": "json", "timeout_ms": TIMEOUT_MS}
 
 
 def _steps(url: str) -> dict[float, float]:
