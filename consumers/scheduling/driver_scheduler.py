@@ -191,7 +191,7 @@ class DriverScheduler:
 
     def slice_s(self, task: DriverTask) -> float:
         """How long a driver may run before it returns."""
-        return (task.usage.level + 1) * self.limits.slice_s
+        return self.limits.slice_of_s(task.usage.level, unbounded=task.unbounded)
 
     def renew(self, task: DriverTask, used_s: float, steps_s: Sequence[float]) -> float | None:
         """The next slice of a driver that `take` gave out, behind one as in `give_back`; None: give it back.
@@ -202,7 +202,7 @@ class DriverScheduler:
             if task.state is not TaskState.RUNNING or task.unbounded or len(self._queue):
                 return None
             self._queue.charge(task, used_s)
-            self.statistics.add_steps(steps_s, self.slice_s(task))
+            self.statistics.add_steps(steps_s, self.limits.slice_of_s(task.usage.level))
             self._queue.offer(task)
             self._queue.poll()
             return self.slice_s(task)
@@ -214,7 +214,7 @@ class DriverScheduler:
         """
         with self._lock:
             self._queue.charge(task, used_s)
-            self.statistics.add_steps(steps_s, self.slice_s(task))
+            self.statistics.add_steps(steps_s, self.limits.slice_of_s(task.usage.level))
         if isinstance(step, Again):
             has_moved = self._yield(task, step)
         elif isinstance(step, Blocked):

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from headrace.consumers.scheduling.capacity import CapacityLimits
 
 TIMEOUT_S_MAX = 7 * 86_400.0
+UNBOUNDED_SLICES = 4
+"""How many slices at once a driver has whose steps cannot stop, where a worker is left to others. Between two slices it
+waits three times for the interpreter's lock: a sort and a join took a tenth longer beside short queries.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,8 @@ class SchedulerLimits:
     def unbounded_max(self) -> int:
         """Drivers with steps that cannot stop, at a time: one worker is for the others."""
         return max(1, self.workers - 1)
+
+    def slice_of_s(self, level: int, *, unbounded: bool = False) -> float:
+        """The slice of a driver whose query is in a level; `unbounded`: its steps cannot stop."""
+        leaves_others = unbounded and self.workers > self.unbounded_max
+        return (level + 1) * self.slice_s * (UNBOUNDED_SLICES if leaves_others else 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec
 from headrace.consumers.scheduling.multilevel_queue import SHORT_S
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory, QueryUnknown
@@ -159,6 +159,17 @@ def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
     bench.scheduler.give_back(first, first.driver.step(0.0, NO_WORKER), 0.001)
     bench.run()
     assert all(query.wait(0) for query in (*sorts, short))
+
+
+@pytest.mark.parametrize(("workers", "unbounded_s"), [(1, 0.002), (2, 0.008), (8, 0.008)])
+def test_an_unbounded_driver_has_longer_slices_where_a_worker_is_left(workers: int, unbounded_s: float) -> None:
+    """Others do not wait for it there. Its steps are counted as long as those of any driver."""
+    bench = Bench(SchedulerLimits(workers=workers, slice_s=0.002))
+    (task,) = bench.submit(DriverSpec(ScriptedDriver(), unbounded=True)).tasks
+    assert unbounded_s == pytest.approx(bench.scheduler.slice_s(task))
+    assert task is bench.scheduler.take(0)
+    bench.scheduler.give_back(task, Done(), 0.005, [0.005])
+    assert 1 == bench.scheduler.statistics.long_steps
 
 
 def test_slots_hold_those_above_their_limit() -> None:
