@@ -283,11 +283,15 @@ def _ask_long(url: str, sql: str, times: int) -> None:
 
 
 def _ask_shorts(url: str, hosts: int, rate: float) -> Shorts:
-    """Ask at a fixed rate, whatever the answers take."""
-    taken_ms, refused = list[float](), list[int]()
+    """Ask at a fixed rate, whatever the answers take. Raises what a question did."""
+    taken_ms, refused, failures = list[float](), list[int](), list[Exception]()
 
     def ask(number: int, due_s: float) -> None:
-        status, _ = client.ask(_document(_short(number, hosts)), TIMEOUT_MS / 1_000)
+        try:
+            status, _ = client.ask(_document(_short(number, hosts)), TIMEOUT_MS / 1_000)
+        except Exception as error:
+            failures.append(error)
+            return
         if status != HTTPStatus.OK:
             refused.append(number)
         taken_ms.append((time.monotonic() - due_s) * 1_000)
@@ -301,6 +305,8 @@ def _ask_shorts(url: str, hosts: int, rate: float) -> Shorts:
             threads.submit(ask, number, due_s)
             number += 1
         threads.shutdown(cancel_futures=True)
+    if failures:
+        raise failures[0]
     return Shorts(taken_ms, len(refused))
 
 
