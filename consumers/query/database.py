@@ -113,7 +113,7 @@ class Pauses(Protocol):
     """Where a scan may wait for its next turn."""
 
     def at_row(self, row: int) -> None:
-        """A scan has reached a row of a file, every PAUSE_ROWS or so."""
+        """A scan has reached a row of a file, every PAUSE_ROWS, or PAUSE_ROWS_JOINED."""
         ...
 
 

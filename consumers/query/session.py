@@ -219,7 +219,7 @@ class Session:
         """The SELECT of a table over scans by a plan, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
-        `statement` is known where it may join or sort the rows, or hold them otherwise. `parts` is into how many pauses behind
+        `statement`: where it may join or sort the rows, or hold them otherwise. `parts` is into how many pauses behind
         files divide it, if the statement gives rows as they are found (see `file_pauses`). `alone`: no other query runs.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
