@@ -22,11 +22,11 @@ def append_one(
 ) -> int:
     """Append a record and return its offset; `needed_format` is the oldest format of reader that understands it.
 
-    Raises AppendUnknown when no delivery report comes in time, or the error of the report.
+    It may be in the log twice, see `Log.appender`. Raises AppendUnknown when no delivery report comes in time, or the error of the report.
     """
     outcome: list[int | HeadraceError] = []
     # An appender of its own: a shared one would deliver this record only after everything queued before it.
-    appender = log.appender()
+    appender = log.appender(repeats=True)
     try:
         appender.append(
             topic,

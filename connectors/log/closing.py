@@ -57,7 +57,7 @@ def is_closed(log: Log, topic: str) -> bool:
 def _refuses(log: Log, topic: str) -> bool:
     """Whether a record of ours is refused because of its size."""
     outcome: list[HeadraceError | None] = []
-    with closing(log.appender()) as appender:
+    with closing(log.appender(repeats=True)) as appender:
         appender.append(
             topic, PROBE, headers=format_headers(), on_delivery=lambda _offset, error: outcome.append(error)
         )

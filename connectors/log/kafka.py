@@ -164,9 +164,10 @@ class KafkaLog:
 
         self._admin.call(topic, trim)
 
-    def appender(self) -> KafkaAppender:
+    def appender(self, *, repeats: bool = False) -> KafkaAppender:
         """See Log."""
-        return KafkaAppender(appender_settings(self.bootstrap, self._settings), lambda topic: self._end(topic) >= 0)
+        settings = appender_settings(self.bootstrap, self._settings, repeats=repeats)
+        return KafkaAppender(settings, lambda topic: self._end(topic) >= 0)
 
     def close(self) -> None:
         """See Log."""

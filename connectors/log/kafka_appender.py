@@ -18,8 +18,9 @@ from headrace.schemas.errors import HeadraceError
 
 FULL_QUEUE_TIMEOUT_S = 300.0
 PREPARE_TIMEOUT_S = 5.0
-REPORT_POLL_S = 0.1
-STALL_POLLS = 300
+IDLE_POLL_S = 0.1
+REPORT_POLL_S = 0.02
+STALL_POLLS = 1_500
 """So many polls without a report, of a client that has records: is it stalled, or is Kafka away?"""
 STALL_POLLS_MAX = 16 * STALL_POLLS
 _log = structlog.get_logger(__name__)
@@ -49,6 +50,7 @@ class KafkaAppender:
         self._producer = self._new_producer()
         self._failed: list[Producer] = []
         self._closed = threading.Event()
+        self._wanted = threading.Event()
         self._report_thread = threading.Thread(target=self._serve_reports, name="delivery-reports", daemon=True)
         self._report_thread.start()
 
@@ -77,6 +79,7 @@ class KafkaAppender:
             producer = self._producer
             try:
                 producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
+                self._wanted.set()
                 return
             except BufferError:
                 # The queue is full: waiting is the back-pressure on a caller that is faster than the broker.
@@ -106,6 +109,7 @@ class KafkaAppender:
         """See Appender."""
         self.flush(flush_s)
         self._closed.set()
+        self._wanted.set()
         self._report_thread.join(timeout=5.0)
 
     def _flush(self, producer: Producer, deadline: Deadline) -> int:
@@ -140,7 +144,11 @@ class KafkaAppender:
         silence = _Silence()
         while not self._closed.is_set():
             producer = self._producer
-            _serve(producer, REPORT_POLL_S)
+            # A client that has nothing would be polled for the whole time, and `close` would wait for that.
+            if not len(producer):
+                self._wanted.wait(IDLE_POLL_S)
+                self._wanted.clear()
+            _serve(producer, REPORT_POLL_S if len(producer) else 0.0)
             if silence.is_stall(self._reports, len(producer)) and self._answers(self._topic):
                 with suppress(HeadraceError):
                     self._replace(producer)

@@ -86,12 +86,14 @@ def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **
     }
 
 
-def appender_settings(bootstrap: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """An appender that keeps the order of its records across retries."""
+def appender_settings(bootstrap: str, settings: Mapping[str, str], *, repeats: bool = False) -> dict[str, Any]:
+    """An appender that keeps the order of its records across retries; `repeats`: one may be in the log twice."""
     return {
         **client_settings(bootstrap),
-        "enable.idempotence": True,
-        "max.in.flight": IN_FLIGHT_MAX,
+        # An idempotent client (librdkafka 2.16) asks for its identity before it is connected, in vain, and again after
+        # half a second. Until then it sends nothing. Without one, a single request under way keeps the order.
+        "enable.idempotence": not repeats,
+        "max.in.flight": 1 if repeats else IN_FLIGHT_MAX,
         "acks": "all",
         "linger.ms": 2,
         # Row batches are compressed already: a second pass costs time and saves nothing.

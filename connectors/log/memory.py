@@ -163,8 +163,9 @@ class MemoryLog:
         """See Log."""
         self.committed.update({(name, topic): offset for topic, offset in offsets.items()})
 
-    def appender(self) -> MemoryAppender:
+    def appender(self, *, repeats: bool = False) -> MemoryAppender:
         """See Log."""
+        del repeats
         return MemoryAppender(self)
 
     def close(self) -> None:

@@ -265,8 +265,11 @@ class Log(Protocol):
         """
         ...
 
-    def appender(self) -> Appender:
-        """A new appender."""
+    def appender(self, *, repeats: bool = False) -> Appender:
+        """A new appender.
+
+        `repeats`: a record may be in the log twice, which must mean no more than once. Its first one is there sooner.
+        """
         ...
 
     def close(self) -> None:

@@ -107,8 +107,9 @@ class LocalLog:
         """See Log."""
         self._open.store.delete(topic)
 
-    def appender(self) -> LocalAppender:
+    def appender(self, *, repeats: bool = False) -> LocalAppender:
         """See Log."""
+        del repeats
         return LocalAppender(self._open.appends)
 
     def expire(self) -> None:

@@ -247,7 +247,7 @@ class ChangeTasks:
         writer = f"{self._heartbeats.node}/{self._heartbeats.incarnation}/pre-done/{self.reports}"
         self._reported[topic] = change.number, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S
         if self._appender is None:
-            self._appender = self._log.appender()
+            self._appender = self._log.appender(repeats=True)
         _log.info("first phase done", group=group.name, change=change.number)
         self._appender.append(
             self._topics.membership,

@@ -202,8 +202,8 @@ class HandOverSender:
 
     def _append(self, target: _Target, topic: str, value: bytes, needed_format: int) -> None:
         if self._appender is None:
-            # Of its own: a topic that takes nothing must not delay the records of a leader.
-            self._appender = self._log.appender()
+            # Of its own: a topic that takes nothing must not delay the records of a leader. Holders ignore repeats.
+            self._appender = self._log.appender(repeats=True)
         noted = partial(_note_delivery, target)
         self._appender.append(topic, value, headers=format_headers(needed_format), on_delivery=noted)
 

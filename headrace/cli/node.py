@@ -6,9 +6,9 @@ import atexit
 import gc
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
 from headrace.terminal.interruption import be_patient
+from headrace.terminal.signal_event import SignalEvent
 
 if TYPE_CHECKING:
     from headrace.consumers.node.node import Node
@@ -108,14 +109,13 @@ def _run_until_stopped(running: Node, output: Output) -> None:
     """Start a node and serve until a signal comes, or it was removed; the node is stopped in any case."""
     from headrace.consumers.node.exile import NodeExiled
 
-    starting, stopping = threading.Event(), threading.Event()
-    starting.set()
+    starting, stopping = _Starting(), SignalEvent()
     _on_signals(starting, stopping)
     running.on_exile = stopping.set
     try:
         running.start(output.note)
         running.serve()
-        starting.clear()
+        starting.ended = True
         be_patient()
         more = f", Arrow Flight on {running.flight.url}" if running.flight.url else ""
         output.note(f"node {running.name} serves on {running.http_address}{more}")
@@ -132,7 +132,7 @@ def _run_until_stopped(running: Node, output: Output) -> None:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt from None
     finally:
-        starting.clear()
+        starting.ended = True
         running.stop()
 
 
@@ -172,6 +172,13 @@ def load_node_settings(flags: Mapping[str, object]) -> Settings:
     return loaded
 
 
+@dataclass(slots=True)
+class _Starting:
+    """Whether the start of a node has ended; of the main thread, and of the signals that interrupt it."""
+
+    ended: bool = False
+
+
 # No Exception, so that no handler of expected errors on the way up takes it for one of them.
 class _StoppedEarly(BaseException):
     """A signal to stop that came while the node was starting."""
@@ -181,7 +188,7 @@ class _StoppedEarly(BaseException):
         self.number = number
 
 
-def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
+def _on_signals(starting: _Starting, stopping: SignalEvent) -> None:
     """Let a signal end the wait of `run`, and interrupt a node that is still starting."""
     # A start may wait for Kafka for a minute, or replay a journal for longer. Interrupting it anywhere loses
     # nothing: a node must come through a kill at the same place. `stop` is not interrupted: it would leave
@@ -190,8 +197,8 @@ def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
         stopping.set()
-        if starting.is_set():
-            starting.clear()
+        if not starting.ended:
+            starting.ended = True
             raise _StoppedEarly(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -242,8 +242,9 @@ class SimLog:
             del found.records[: found.index(before)]
             found.begin = before
 
-    def appender(self) -> SimAppender:
+    def appender(self, *, repeats: bool = False) -> SimAppender:
         """See Log."""
+        del repeats
         return SimAppender(self)
 
     def close(self) -> None:

@@ -56,8 +56,9 @@ class MemberLog:
         del name, follow
         return MemberReader(self, dict(starts))
 
-    def appender(self) -> MemberAppender:
+    def appender(self, *, repeats: bool = False) -> MemberAppender:
         """See Log."""
+        del repeats
         return MemberAppender(self)
 
 

@@ -286,8 +286,8 @@ def test_a_topic_that_takes_nothing_is_tried_again(monkeypatch: pytest.MonkeyPat
     class Reporting:
         """Reports a refusal, as Kafka does."""
 
-        def __init__(self) -> None:
-            self.inner = appender()
+        def __init__(self, *, repeats: bool = False) -> None:
+            self.inner = appender(repeats=repeats)
 
         def append(self, topic: str, value: bytes, **how: Any) -> None:
             """See Appender."""

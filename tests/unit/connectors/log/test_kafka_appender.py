@@ -73,6 +73,19 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, HeadraceE
     return found
 
 
+def test_closing_waits_for_no_poll_of_a_client_that_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An appender of one record is closed right behind its report."""
+    Client.behaviours = ["delivers"]
+    monkeypatch.setattr(kafka_appender, "Producer", Client)
+    # Longer than the test may take.
+    monkeypatch.setattr(kafka_appender, "IDLE_POLL_S", 600.0)
+    appender = KafkaAppender({})
+    appender.append("t", b"one")
+    assert 0 == appender.flush(1)
+    appender.close()
+    assert not appender._report_thread.is_alive()
+
+
 @pytest.mark.parametrize("answering", [True, False])
 def test_a_client_that_stalls_is_replaced_while_kafka_answers_others(
     answering: bool, reports: list[tuple[int | None, HeadraceError | None]]
