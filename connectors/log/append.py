@@ -19,14 +19,17 @@ def append_one(
     key: bytes | None = None,
     timeout_s: float = APPEND_TIMEOUT_S,
     needed_format: int = BASE_FORMAT,
+    repeats: bool = True,
 ) -> int:
     """Append a record and return its offset; `needed_format` is the oldest format of reader that understands it.
 
-    It may be in the log twice, see `Log.appender`. Raises AppendUnknown when no delivery report comes in time, or the error of the report.
+    `repeats`: it may be in the log twice, see `Log.appender`, also behind records of others.
+
+    Raises AppendUnknown when no delivery report comes in time, or the error of the report.
     """
     outcome: list[int | HeadraceError] = []
     # An appender of its own: a shared one would deliver this record only after everything queued before it.
-    appender = log.appender(repeats=True)
+    appender = log.appender(repeats=repeats)
     try:
         appender.append(
             topic,

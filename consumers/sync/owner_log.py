@@ -86,7 +86,8 @@ def read_owners(log: Log, topics: Topics) -> OwnersInMemory:
 def move_devices(log: Log, topics: Topics, sender: str, database: str, devices: Sequence[str]) -> None:
     """Hand devices over. Raises AppendUnknown, and the errors of the log."""
     move = OwnerMove(sender, database, encode_devices(devices))
-    append_one(log, topics.sync_owner, encode_owner(move), key=sender.encode())
+    # A repeat behind a later move would undo that one.
+    append_one(log, topics.sync_owner, encode_owner(move), key=sender.encode(), repeats=False)
 
 
 class OwnerLog:

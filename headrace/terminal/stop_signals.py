@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from headrace.terminal.interruption import be_patient
 
@@ -37,7 +37,9 @@ class StopSignals:
         first, self.received = not self.received, self.received or number
         if not first or not self._working:
             raise KeyboardInterrupt
-        self._note(STOPPING)
+        # It may have interrupted a print to the same stream, which refuses another one within it.
+        with suppress(RuntimeError):
+            self._note(STOPPING)
 
 
 @contextmanager
