@@ -33,16 +33,13 @@ def open_cluster(
     with contextlib.ExitStack() as undo, _librdkafka_refusals():
         log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
         undo.callback(log.close)
-        # First: its client has no identity before half a second has passed.
-        appender = log.appender()
-        undo.callback(appender.close, 0.0)
         routing = _wait_for_routing(log, topics, Deadline(timeout_s), on_wait)
         undo.callback(routing.close)
         tables = SchemaLog(log, topics)
         undo.callback(tables.close)
         tables.refresh()
-        cluster = Cluster(log, topics, routing, tables, StatusWatch(log, topics), appender)
-        routing.prepare = appender.prepare
+        cluster = Cluster(log, topics, routing, tables, StatusWatch(log, topics), log.appender())
+        routing.prepare = cluster.appender.prepare
         undo.pop_all()
     return cluster
 

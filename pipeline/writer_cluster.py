@@ -30,15 +30,12 @@ def _connect(target: Target) -> Cluster:
     with contextlib.ExitStack() as undo:
         log = KafkaLog(target.bootstrap, dict(target.kafka))
         undo.callback(log.close)
-        # First: its client has no identity before half a second has passed.
-        appender = log.appender()
-        undo.callback(appender.close, 0.0)
         routing = open_routing(log, target.topics, Deadline(CONNECT_TIMEOUT_S))
         undo.callback(routing.close)
         tables = SchemaLog(log, target.topics)
         undo.callback(tables.close)
         tables.refresh()
-        cluster = Cluster(log, target.topics, routing, tables, StatusWatch(log, target.topics), appender)
-        routing.prepare = appender.prepare
+        cluster = Cluster(log, target.topics, routing, tables, StatusWatch(log, target.topics), log.appender())
+        routing.prepare = cluster.appender.prepare
         undo.pop_all()
     return cluster
