@@ -23,7 +23,8 @@ RECEIPTS_KEPT = 16_384
 class StatusTime:
     """Milliseconds along the status topic: the broker's time without its steps. It never falls.
 
-    `elapsed_ms` is 0 at the first status.
+    `elapsed_ms` is 0 at the first status. `opened_ms` is the receiver's time since boot right before its reader was
+    opened; None: the first status is taken to be received as it is appended.
     """
 
     # Each rule answers a schedule.
@@ -37,10 +38,14 @@ class StatusTime:
     #   other node would be offline until its next status, and the next in order would claim.
     # - A status that was there before the reader is not bounded by the receiver's clock: nodes that were dead long
     #   before this one started must not count as online for its first 3 s.
+    # - The first status behind those may be as old as the reader: a process is stopped right after it has opened
+    #   it. The statuses of that time then come at once, as to any reader that was stopped, and a node that sent
+    #   one and died would count as online. OFFLINE_MS of that age are enough to tell.
     STEP_SLACK_MS = 500
     REALIGN_MS = 60_000
 
     elapsed_ms: int = 0
+    opened_ms: int | None = None
     _newest_ms: int | None = None
     _received_ms: int = 0
     _aligned_ms: int | None = None
@@ -59,7 +64,8 @@ class StatusTime:
             self.elapsed_ms += max(0, step_ms)
         elif self._aligned_ms is None:
             self.elapsed_ms += max(0, step_ms)
-            self._align(received_ms, received_ms - self.elapsed_ms)
+            appended_ms = received_ms if self.opened_ms is None else max(self.opened_ms, received_ms - OFFLINE_MS)
+            self._align(received_ms, appended_ms - self.elapsed_ms)
         else:
             if step_ms < 0:
                 step_ms = min(received_ms - self._received_ms, HEARTBEAT_INTERVAL_MS)

@@ -24,6 +24,7 @@ from headrace.consumers.replication.failure_detector import (
     OFFLINE_MS,
     RECEIPTS_KEPT,
     FailureDetector,
+    StatusTime,
 )
 from headrace.consumers.replication.group_registry import forget_gone
 from headrace.schemas.errors import HeadraceError
@@ -55,12 +56,13 @@ class StatusReader:
     def __init__(self, log: Log, topic: str, receipts_kept: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
         # an hour of them.
+        opened_ms = clock.boot_ns() // 1_000_000
         state = log.describe(topic)
         self._topic = topic
         self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)}, follow=True)
         self._end = state.end
         self._clock = clock
-        self.detector = FailureDetector(receipts_kept=receipts_kept)
+        self.detector = FailureDetector(receipts_kept=receipts_kept, time=StatusTime(opened_ms=opened_ms))
         self.senders: set[str] = set()
 
     def follow(self, timeout_s: float) -> list[Status]:

@@ -8,7 +8,7 @@ from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.metadata_group import MetadataGroup, StartSettings
-from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
+from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector, StatusTime
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, MembershipChange, PreDone, SlotDone
 from headrace.schemas.presence import Presence
@@ -49,7 +49,7 @@ class SimHeartbeats:
     def __init__(self, statuses: Statuses, clock: NodeClock, node: str, incarnation: str) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.detector = FailureDetector()
+        self.detector = FailureDetector(time=StatusTime(opened_ms=clock.boot_ns() // 1_000_000))
         self._statuses = statuses
         self._clock = clock
         self._position = len(statuses.sent)

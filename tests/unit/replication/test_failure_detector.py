@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.replication.failure_detector import FailureDetector, StatusTime
+from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector, StatusTime
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, receipt_of, value_digest
 from headrace.schemas.records import Status, decode_status
 from tests.golden_values import DIRECTORY
@@ -196,6 +196,29 @@ def test_what_was_in_the_topic_before_its_reader_is_as_old_as_its_timestamps() -
     assert [True, False] == [detector.alive("g", node) for node in ("n1", "n3")]
 
 
+@pytest.mark.parametrize("stopped_ms", [3_500, 60_000])
+def test_a_node_that_died_while_a_reader_that_was_just_opened_was_stopped_is_offline(stopped_ms: int) -> None:
+    """The first status is as old as the reader may be: it has nothing before it to be compared with."""
+    topic = Topic()
+    topic.detector = FailureDetector(time=StatusTime(opened_ms=topic.now_ms))
+    topic.reads = False
+    topic.run(100, ("n3",))
+    topic.run(stopped_ms, ("n1", "n2"))
+    topic.reads = True
+    topic.read()
+    assert topic.online() == ("n1", "n2")
+
+
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+def test_a_step_of_the_brokers_clock_right_behind_the_opening_of_a_reader_takes_nobody_offline(step_ms: int) -> None:
+    """What the first status may have waited is no more than the interval in which each node sends again."""
+    topic = Topic()
+    topic.detector = FailureDetector(time=StatusTime(opened_ms=topic.now_ms - 500))
+    assert topic.run(1_000, ALL)[-1] == ALL
+    topic.broker_ms = step_ms
+    assert [ALL] == topic.run(7_000, ALL)
+
+
 def test_drift_between_the_clocks_of_broker_and_receiver_is_followed() -> None:
     """A broker's clock that falls behind by a second an hour leaves no room for a step forward a day later."""
     topic = Topic()
@@ -237,12 +260,22 @@ def test_the_newest_time_of_the_broker_is_that_of_the_newest_status() -> None:
 
 
 @given(
+    waited_ms=st.integers(0, 20_000) | st.none(),
     before=st.lists(st.integers(0, 10**6), max_size=20),
     behind=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 90_000)), max_size=60),
 )
-def test_the_time_of_the_topic_never_falls_nor_runs_away(before: list[int], behind: list[tuple[int, int]]) -> None:
-    """Whatever the timestamps: each status adds at most the time of the receiver since the first one, and the slack."""
-    clock, now_ms, seen = StatusTime(), 5_000, [0]
+def test_the_time_of_the_topic_never_falls_nor_runs_away(
+    waited_ms: int | None, before: list[int], behind: list[tuple[int, int]]
+) -> None:
+    """Whatever the timestamps: each status adds at most the time of the receiver since the first one, and the slack.
+
+    Behind the first one, time also runs by what that one may have waited, OFFLINE_MS at most.
+    """
+    now_ms, seen = 25_000, [0]
+    clock, lag_ms = (
+        StatusTime(opened_ms=None if waited_ms is None else now_ms - waited_ms),
+        min(waited_ms or 0, OFFLINE_MS),
+    )
     seen += [clock.advance(timestamp_ms, None) for timestamp_ms in before]
     if behind:
         seen.append(clock.advance(behind[0][0], now_ms))
@@ -250,5 +283,5 @@ def test_the_time_of_the_topic_never_falls_nor_runs_away(before: list[int], behi
     for timestamp_ms, passed_ms in behind[1:]:
         now_ms += passed_ms
         seen.append(clock.advance(timestamp_ms, now_ms))
-        assert seen[-1] - first_ms <= now_ms - 5_000 + StatusTime.STEP_SLACK_MS
+        assert seen[-1] - first_ms <= now_ms - 25_000 + lag_ms + StatusTime.STEP_SLACK_MS
     assert seen == sorted(seen)
