@@ -17,16 +17,16 @@ FLUSH_TIMEOUT_S = 30.0
 
 
 def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, number: int, body: SyncDeletes) -> int:
-    """Append the deletes of a group of a sender to every log; how many records each log got, the fence among them.
+    """Append the deletes of a group of a sender to every log; how many records each log got, both fences among them.
 
     Can be repeated: the position of each follows from the number of their manifest. Behind them no file of a lower one
-    is loaded. Raises SenderCloned, WriteFailed, WriteUnknown, and the errors of the log.
+    is loaded, and no delete of this one counts. Raises SenderCloned, WriteFailed, WriteUnknown, and the errors of the
+    log.
     """
     producer = deletes_producer(sender.sender, body.group)
     # The fence first, also where nothing is found: a receiver that was replaced could enrol a device behind the look
     # below and load an older file. Sent again with these deletes the file would count as here, and they as done.
-    fence = ProducerPosition(producer, deletes_batch(number), 0), _fence(body)
-    repeat_deletes(cluster, [fence], FLUSH_TIMEOUT_S)
+    _append_fence(cluster, ProducerPosition(producer, deletes_batch(number), 0), body)
     # Behind everything that files of the sender have added so far.
     cluster.tables.refresh()
     found: list[tuple[ProducerPosition, Delete]] = []
@@ -35,13 +35,16 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
             # Replicas drop a repeat, and what is older than the newest.
             found.append((ProducerPosition(producer, deletes_batch(number, place), sequence), each))
     repeat_deletes(cluster, found, FLUSH_TIMEOUT_S)
-    return 1 + len(found)
+    # And a fence behind them: a receiver that was replaced in the middle may look at the owners only after these are
+    # done. Files loaded since then have enrolled more devices by then, and it would delete their rows.
+    _append_fence(cluster, ProducerPosition(producer, deletes_batch(number, len(body.deletes) + 1), 0), body)
+    return 2 + len(found)
 
 
-def _fence(body: SyncDeletes) -> Delete:
-    """A delete that matches no row; its position is what counts."""
+def _append_fence(cluster: Cluster, position: ProducerPosition, body: SyncDeletes) -> None:
+    """Append a delete that matches no row: its position is what counts. Nothing with a lower one counts behind it."""
     first = body.deletes[0]
-    return Delete(first.database, first.table, {}, 0, 0)
+    repeat_deletes(cluster, [(position, Delete(first.database, first.table, {}, 0, 0))], FLUSH_TIMEOUT_S)
 
 
 def _own(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, deleted: SyncDelete) -> Iterator[Delete]:

@@ -239,8 +239,7 @@ class SimLoader:
 
     def _delete(self, manifest: SyncManifest, body: SyncDeletes) -> Steps:
         producer = deletes_producer(manifest.sender, body.group)
-        self._try()
-        self._world.store.delete(OwnDelete(ProducerPosition(producer, deletes_batch(manifest.number), 0), (), 0, 0))
+        self._fence(ProducerPosition(producer, deletes_batch(manifest.number), 0))
         yield
         self._read_owners()
         for place, each in enumerate(body.deletes, 1):
@@ -254,7 +253,11 @@ class SimLoader:
                 self._try()
                 self._world.store.delete(found)
         yield
+        self._fence(ProducerPosition(producer, deletes_batch(manifest.number, len(body.deletes) + 1), 0))
+
+    def _fence(self, position: ProducerPosition) -> None:
         self._try()
+        self._world.store.delete(OwnDelete(position, (), 0, 0))
 
     def _try(self) -> None:
         if self._world.fails():

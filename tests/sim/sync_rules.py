@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,19 +19,22 @@ from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
 from headrace.consumers.sync.send_round import SendRound
 from headrace.consumers.sync.sender import Sender
 from headrace.consumers.sync.shares import Share
-from headrace.schemas.messages import load_identity
+from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.messages import DELETES_OF_NUMBER, load_identity
 from headrace.schemas.sync_records import SyncFile
-from tests.sim.sync_receivers import MemoryFile
+from tests.sim.sync_receivers import MemoryFile, SimLoader
 
 Break = Callable[[pytest.MonkeyPatch], None]
+QUICK_SEEDS = 40
 
 
 @dataclass(frozen=True)
 class SyncRule:
-    """A rule, and how it is broken."""
+    """A rule, and how it is broken. `seeds`: schedules that show it, where the first ones do not."""
 
     rule: str
     breaks: Break
+    seeds: Sequence[int] = range(QUICK_SEEDS)
 
 
 def _deletes_make_no_file_void(patch: pytest.MonkeyPatch) -> None:
@@ -171,6 +174,17 @@ def _a_carried_delete_is_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(send_round, "file_body", broken)
 
 
+def _deletes_have_no_fence_behind_them(patch: pytest.MonkeyPatch) -> None:
+    fence = SimLoader._fence
+
+    def broken(self: SimLoader, position: ProducerPosition) -> None:
+        # A batch of its own, which is older than those of all deletes.
+        at = position if position.batch % DELETES_OF_NUMBER == 0 else replace(position, batch=0)
+        fence(self, at)
+
+    patch.setattr(SimLoader, "_fence", broken)
+
+
 RULES = (
     SyncRule("deletes make older files void", _deletes_make_no_file_void),
     SyncRule("a load counts once", _loads_count_as_often_as_they_come),
@@ -189,4 +203,5 @@ RULES = (
     SyncRule("what deletes made void is sent under a new number", _files_below_deletes_are_continued),
     SyncRule("progress ends below undecided files", _progress_passes_undecided_files),
     SyncRule("a file brings the deletes that outrank it", _a_carried_delete_is_left_out),
+    SyncRule("deletes end with a fence", _deletes_have_no_fence_behind_them, seeds=(2_965, 5_118, 16_403)),
 )

@@ -17,7 +17,6 @@ from tests.unit.sync import edge_model
 
 SEEDS = 70
 SEEDS_AT_ONCE = 35
-QUICK_SEEDS = 40
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
 CHUNK_BYTES = 64
@@ -84,7 +83,7 @@ def test_a_broken_rule_of_sync_is_found(rule: SyncRule, monkeypatch: pytest.Monk
     """The simulation can fail: it finds each rule that is broken on purpose."""
     rule.breaks(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
-        run_seeds(range(QUICK_SEEDS))
+        run_seeds(rule.seeds)
 
 
 @pytest.mark.soak

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headrace.consumers.replication.actions import Ignored, stale_load
+from headrace.consumers.replication.actions import Ignored, repeats, stale_load
+from headrace.consumers.replication.group_state import ProducerState
 from headrace.consumers.sync import sender_deletes
 from headrace.consumers.sync.sender_deletes import apply_deletes
 from headrace.schemas.message_bodies import ProducerPosition
-from headrace.schemas.messages import Delete
+from headrace.schemas.messages import Delete, Message, body_digest
 from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
 from headrace.schemas.tables import TableSchema
 
@@ -23,9 +24,13 @@ BODY = SyncDeletes("n1/1", (SyncDelete(1, 7, "plant", "pumps", {}, 10, 20),))
 
 @dataclass
 class Centre:
-    """Owners and a log. What is `late` is enrolled by another receiver just before the first record is appended."""
+    """Owners and a log. What is `late` is enrolled by another receiver just before the first record is appended.
+
+    `then` happens once, behind that record.
+    """
 
     owned: list[str] = field(default_factory=list)
+    then: list[Callable[[], object]] = field(default_factory=list)
     log: list[tuple[ProducerPosition, Delete]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
 
@@ -34,6 +39,8 @@ class Centre:
         self.owned += self.late
         self.late = []
         self.log += deletes
+        if self.then:
+            self.then.pop()()
 
     def devices(self, _sender: OwnerEnrolment, _database: str) -> list[str]:
         """See OwnerLog."""
@@ -64,8 +71,8 @@ def apply(centre: Centre, number: int) -> int:
 
 def test_deletes_that_concern_no_device_are_a_fence(centre: Centre) -> None:
     """A request that outlived its receiver may bring the first device: its load, with a lower number, is void."""
-    assert 1 == apply(centre, 6)
-    [(position, fence)] = centre.log
+    assert 2 == apply(centre, 6)
+    [(position, fence), _] = centre.log
     assert (0, 0) == (fence.start_ns, fence.end_ns)
     producers: Any = {position.producer: position}
     older, newer = (SimpleNamespace(sender="s1", group="n1/1", number=number) for number in (5, 7))
@@ -83,7 +90,7 @@ def void(load: Any, producers: Any) -> Ignored | None:
 def test_devices_that_come_before_the_fence_are_deleted(centre: Centre) -> None:
     """The look at the owners is behind the fence: what is loaded before it has its devices enrolled by then."""
     centre.late = ["pumps,pump=p1"]
-    assert 2 == apply(centre, 6)
+    assert 3 == apply(centre, 6)
     positions = [position for position, _ in centre.log]
     assert sorted(positions, key=lambda each: (each.batch, each.sequence)) == positions
     deleted = centre.log[1][1]
@@ -92,3 +99,28 @@ def test_devices_that_come_before_the_fence_are_deleted(centre: Centre) -> None:
         deleted.start_ns,
         deleted.end_ns,
     )
+
+
+def test_a_receiver_that_was_replaced_deletes_nothing_that_came_since(centre: Centre) -> None:
+    """It looks at the owners once its successor's deletes are accepted, and a later file has enrolled its devices."""
+    centre.owned = ["pumps,pump=p1"]
+
+    def accepted_by_another() -> None:
+        assert 3 == apply(centre, 6)
+        centre.owned.append("pumps,pump=p2")
+
+    centre.then = [accepted_by_another]
+    assert 3 == apply(centre, 6)
+    known: ProducerState | None = None
+    counted = list[Delete]()
+    for version, (position, body) in enumerate(centre.log):
+        message = Message(position, body, body_digest(body))
+        if repeats(message, known) is not None:
+            continue
+        if known is None or known.batch < position.batch:
+            known = ProducerState(position.batch, version)
+        known.seen.add((position.sequence, message.digest))
+        counted.append(body)
+    assert [["p1"]] == [list(each.tags["pump"]) for each in counted if each.tags]
+    # The successor's: two fences and a delete. The other one's: its first fence alone, which was first.
+    assert 3 == len(counted)
