@@ -24,7 +24,7 @@ from headrace.consumers.scheduling.capacity import Capacity
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, DriverSpec, Step
 from headrace.consumers.scheduling.driver_task import DriverTask, QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.memory_pool import MemoryPool
-from headrace.consumers.scheduling.multilevel_queue import MultilevelQueue
+from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, MultilevelQueue
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_statistics import SchedulerFigures, SchedulerStatistics
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryError, QueryTimeout, QueryUnknown
@@ -190,8 +190,9 @@ class DriverScheduler:
         return None
 
     def slice_s(self, task: DriverTask) -> float:
-        """How long a driver may run before it returns."""
-        return self.limits.slice_of_s(task.usage.level, unbounded=task.unbounded)
+        """How long a driver may run before it returns. A query that has used next to nothing is not interrupted."""
+        usage = task.usage
+        return max(self.limits.slice_of_s(usage.level, unbounded=task.unbounded), usage.short_left_ns / NS_PER_S)
 
     def renew(self, task: DriverTask, used_s: float, steps_s: Sequence[float]) -> float | None:
         """The next slice of a driver that `take` gave out, behind one as in `give_back`; None: give it back.

@@ -4,12 +4,13 @@ The rule is that of Trino's MultilevelSplitQueue, with queries in the place of t
 time so far gives it, and all its drivers share that time. Levels share the workers: each gets `multiplier` times the
 time of the next one. In a level the query that has used least there goes first.
 
-Three rules differ, the first two since queues are shallow here. A level is raised to its share when it was *idle*, so
+Four rules differ, the first two since queues are shallow here. A level is raised to its share when it was *idle*, so
 that it does not catch up on time that it had no use for. A level whose only driver is running is not idle. A level is
 also raised when a running query comes into it: otherwise queries that cross a threshold together would run alone until
-their new level has caught up. And queries that have used next to nothing run in the order in which they came. If the
-one that has used least went first, each new one would overtake those that are almost done, and many would be open at
-once.
+their new level has caught up. It is raised to the share of the level that is served now, as in start-time fair
+queueing, and not to that of the one furthest ahead: a short query would wait until all others have as much. And
+queries that have used next to nothing run in the order in which they came. If the one that has used least went first,
+each new one would overtake those that are almost done, and many would be open at once.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ class Usage:
         self.age = 0
 
     @property
+    def short_left_ns(self) -> int:
+        """How much of the time is left for which it counts as short."""
+        return 0 if self.level else max(0, SHORT_NS - self.level_ns)
+
+    @property
     def order(self) -> tuple[int, int]:
         """The least goes first in its level: by the time used there, then by age."""
-        used_ns = self.level_ns if self.level or self.level_ns >= SHORT_NS else 0
-        return used_ns, self.age
+        return 0 if self.short_left_ns else self.level_ns, self.age
 
 
 class QueuedTask(Protocol):
@@ -204,13 +209,17 @@ class MultilevelQueue(Generic[TaskT]):
 
     def _furthest_behind(self) -> _Level[TaskT] | None:
         """The level with ready drivers that has least of its share; of equal ones the lowest."""
+        behind = self._shares_ns()
+        return self._levels[min(behind)[1]] if behind else None
+
+    def _shares_ns(self) -> list[tuple[int, int]]:
+        """What the levels with ready drivers have, in time of level 0, and their numbers."""
         # target / counter is largest where counter × weight is least, and no counter of 0 divides anything.
-        behind = [
+        return [
             (level.counter_ns * weight, number)
             for number, (level, weight) in enumerate(zip(self._levels, self._weights, strict=True))
             if level.ready
         ]
-        return self._levels[min(behind)[1]] if behind else None
 
     def _target_ns(self) -> int:
         """What the counter of level 0 would be if it had its share of what the level that is furthest ahead has."""
@@ -223,7 +232,7 @@ class MultilevelQueue(Generic[TaskT]):
         self._enter(usage)
         if not level.ready and not usage.urgent:
             # Its drivers all ran while others got more than their share: what it could not use it is not owed.
-            self._raise(usage.level, self._cap_ns)
+            self._raise(usage.level, self._target_ns() - self._cap_ns)
         if usage not in level.ready:
             level.ready[usage] = {}
             _rank(level, usage)
@@ -233,14 +242,16 @@ class MultilevelQueue(Generic[TaskT]):
         """A query has something to run in its level, which is raised if it was idle while others ran."""
         level = self._level_of(usage)
         if not level.present and not usage.urgent and self._counted_ns > level.idle_from_ns:
-            self._raise(usage.level, 0)
+            # Those that are ahead do not wait for it, so it need not wait for those that are behind.
+            behind = self._shares_ns()
+            self._raise(usage.level, min(behind)[0] if behind else self._target_ns())
         level.present.add(usage)
 
-    def _raise(self, number: int, lag_ns: int) -> None:
-        """Let a level be at most so far behind its target, in time of level 0."""
+    def _raise(self, number: int, share_ns: int) -> None:
+        """Let a level have at least so much of its share, in time of level 0."""
         level, weight = self._levels[number], self._weights[number]
         # Rounded up: of two levels that are level the lower one goes first.
-        level.counter_ns = max(level.counter_ns, -((lag_ns - self._target_ns()) // weight))
+        level.counter_ns = max(level.counter_ns, -(-share_ns // weight))
 
     def _move(self, usage: Usage, number: int) -> None:
         """A query goes to another level, with all its drivers."""

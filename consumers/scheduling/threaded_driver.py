@@ -19,9 +19,12 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+from headrace.connectors.processor import yield_processor
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step, Worker
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
 
+YIELD_INTERVAL_S = 0.001
+"""How long work computes until its next pause also lets threads that are ready have its processor."""
 UNBOUNDED_LEVEL = 1
 """Work that cannot stop has the priority of this level at most."""
 
@@ -33,7 +36,8 @@ class Turn:
         self.has_worker = True
         """Whether its thread is that of the worker, as it is in the first step."""
         self._driver = driver
-        self._ends_s = driver.clock_s() + slice_s
+        self._yielded_s = driver.clock_s()
+        self._ends_s = self._yielded_s + slice_s
         self._cpu_began_s = self._cpu_first_s = driver.cpu_s()
         self._priority = worker.priority
         self._unbounded = False
@@ -47,11 +51,19 @@ class Turn:
         if self._bounded_at_pause:
             self._bounded_at_pause = False
             self._give_back(Again(self.used_s(), unbounded=False))
-        elif driver.clock_s() < self._ends_s:
+        elif self._yielded(driver.clock_s()) < self._ends_s:
             assert driver.worker is not None
             driver.worker.end_step()
         elif not self._renewed():
             self._give_back(Again(self.used_s()))
+
+    def _yielded(self, now_s: float) -> float:
+        """The time, behind threads that were ready: now and then, the event loop's among them."""
+        if now_s - self._yielded_s < YIELD_INTERVAL_S:
+            return now_s
+        yield_processor()
+        self._yielded_s = self._driver.clock_s()
+        return self._yielded_s
 
     def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
         """Wait for a future without a worker; see Blocked. Raises QueryCancelled behind `cancel`."""

@@ -47,7 +47,7 @@ SCHEDULING = (
     Mutant(
         "level_is_owed_without_limit",
         QUEUE,
-        "            self._raise(usage.level, self._cap_ns)\n",
+        "            self._raise(usage.level, self._target_ns() - self._cap_ns)\n",
         "            pass\n",
         ORDER,
     ),
@@ -103,15 +103,15 @@ SCHEDULING = (
     Mutant(
         "older_query_after_the_younger",
         QUEUE,
-        "        return used_ns, self.age\n",
-        "        return used_ns, -self.age\n",
+        "self.level_ns, self.age\n",
+        "self.level_ns, -self.age\n",
         ORDER,
     ),
     Mutant(
         "short_queries_overtake_each_other",
         QUEUE,
-        "self.level_ns if self.level or self.level_ns >= SHORT_NS else 0\n",
-        "self.level_ns\n",
+        "        return 0 if self.short_left_ns else self.level_ns, self.age\n",
+        "        return self.level_ns, self.age\n",
         ORDER,
     ),
     Mutant(
@@ -197,6 +197,34 @@ SCHEDULING = (
         "                return None\n            self._queue.charge(task, used_s)\n",
         "                return None\n",
         ("test_renewed_slices.py",),
+    ),
+    Mutant(
+        "work_lets_nobody_have_its_processor",
+        "scheduling/threaded_driver.py",
+        "        yield_processor()\n",
+        "        pass\n",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
+        "work_yields_at_every_pause",
+        "scheduling/threaded_driver.py",
+        "        if now_s - self._yielded_s < YIELD_INTERVAL_S:\n",
+        "        if False:\n",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
+        "short_queries_are_interrupted",
+        SCHEDULER,
+        "return max(self.limits.slice_of_s(usage.level, unbounded=task.unbounded), usage.short_left_ns / NS_PER_S)",
+        "return self.limits.slice_of_s(usage.level, unbounded=task.unbounded)",
+        ("test_turns.py",),
+    ),
+    Mutant(
+        "idle_level_waits_for_those_behind",
+        QUEUE,
+        "            self._raise(usage.level, min(behind)[0] if behind else self._target_ns())\n",
+        "            self._raise(usage.level, self._target_ns())\n",
+        ("test_multilevel_queue.py",),
     ),
     Mutant(
         "time_outside_is_charged",

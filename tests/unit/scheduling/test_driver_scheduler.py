@@ -404,15 +404,16 @@ def test_an_unbounded_driver_that_is_aborted_frees_its_worker() -> None:
 def test_slices_grow_with_the_level() -> None:
     """A level more is a unit more, and steps longer than their slice are counted."""
     bench = Bench(SchedulerLimits(slice_s=0.002))
-    query = bench.submit(ScriptedDriver(again(2)))
+    query = bench.submit(ScriptedDriver(again(3)))
     task = query.tasks[0]
+    bench.turn(0.02)
     assert 0.002 == bench.scheduler.slice_s(task)
     bench.turn(11.0)
     assert 0.006 == pytest.approx(bench.scheduler.slice_s(task))
     bench.turn(0.005)
     statistics = bench.scheduler.statistics
-    assert (1, 2) == (statistics.long_steps, sum(statistics.steps.counts))
-    assert pytest.approx(11.005) == statistics.steps.seconds
+    assert (2, 3) == (statistics.long_steps, sum(statistics.steps.counts))
+    assert pytest.approx(11.025) == statistics.steps.seconds
 
 
 def test_reports_show_what_queries_do() -> None:

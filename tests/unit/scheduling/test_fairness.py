@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from headrace.consumers.scheduling.multilevel_queue import NS_PER_S
 from tests.unit.scheduling.parts import Task
 from tests.unit.scheduling.simulation import (
     Work,
@@ -24,18 +25,18 @@ SHORT_PER_S = 50
 FROM_S, TO_S = 2.0, 50.0
 
 
-def works() -> tuple[list[Work], list[Work]]:
-    """Eight long queries from the start, and fifty short ones of 7 ms a second while they run."""
+def works(apart_s: float = 0.0) -> tuple[list[Work], list[Work]]:
+    """Eight long queries, `apart_s` between them, and fifty short ones of 7 ms a second while they run."""
     chance = random.Random(11)
     short, at_s = [], FROM_S
     while (at_s := at_s + chance.expovariate(SHORT_PER_S)) < TO_S:
         short.append(Work(at_s, SHORT_S))
-    return [Work(0.0, LONG_S) for _ in range(LONG)], short
+    return [Work(number * apart_s, LONG_S) for number in range(LONG)], short
 
 
-def short_p99_ms(run: Callable[[Sequence[Work]], None]) -> tuple[float, float]:
+def short_p99_ms(run: Callable[[Sequence[Work]], None], apart_s: float = 0.0) -> tuple[float, float]:
     """The 99th percentile of short queries, and when the last long one ended, in seconds."""
-    long, short = works()
+    long, short = works(apart_s)
     run([*long, *short])
     assert all(work.end_s > 0 for work in (*long, *short))
     return 1_000 * percentile([work.latency_s for work in short], 0.99), max(work.end_s for work in long)
@@ -45,7 +46,7 @@ def slices_of(unit_s: float) -> Callable[[Sequence[Work]], None]:
     """Slices as the scheduler gives them."""
 
     def slice_s(task: Task) -> float:
-        return (task.usage.level + 1) * unit_s
+        return max((task.usage.level + 1) * unit_s, task.usage.short_left_ns / NS_PER_S)
 
     return lambda each: by_the_queue(each, WORKERS, slice_s)
 
@@ -64,6 +65,14 @@ def test_short_queries_do_not_wait_for_long_ones() -> None:
     _, short = works()
     total_s = (LONG * LONG_S + len(short) * SHORT_S) / WORKERS
     assert sliced_end_s == pytest.approx(total_s, rel=0.01)
+
+
+def test_long_queries_of_different_levels_cost_short_ones_no_more() -> None:
+    """A short query waits for no level that is behind another one, and its first slice ends with it."""
+    together_ms, _ = short_p99_ms(slices_of(0.002))
+    apart_ms, _ = short_p99_ms(slices_of(0.002), apart_s=1.5)
+    print(f"in one level {together_ms:.1f} ms, in several {apart_ms:.1f} ms")
+    assert apart_ms <= 1.1 * together_ms
 
 
 def test_sharing_equally_is_worse_for_short_queries() -> None:

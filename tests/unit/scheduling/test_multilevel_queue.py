@@ -261,6 +261,22 @@ def test_a_level_that_was_idle_does_not_catch_up() -> None:
     assert pytest.approx(10, abs=1) == found["long"]
 
 
+def test_a_level_that_was_idle_waits_for_none_that_is_behind() -> None:
+    """A short query that finds level 2 behind level 1 does not wait until both are level."""
+    queue = MultilevelQueue[Task]()
+    ahead, behind, short = task_at(2), task_at(20), Task("short")
+    for task in (ahead, behind):
+        queue.offer(task)
+    assert queue.poll() is ahead
+    queue.charge(ahead, 1.0)
+    queue.offer(ahead)
+    queue.offer(short)
+    assert queue.poll() is short
+    queue.charge(short, 0.001)
+    queue.remove(short)
+    assert queue.poll() is behind
+
+
 def test_a_level_that_was_idle_alone_keeps_its_counter() -> None:
     """Where nobody else ran meanwhile a level is owed what it was owed before."""
     queue = MultilevelQueue[Task]()

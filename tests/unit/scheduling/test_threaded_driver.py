@@ -17,13 +17,14 @@ from typing import Any
 import duckdb
 import pytest
 
+from headrace.consumers.scheduling import threaded_driver
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec
 from headrace.consumers.scheduling.driver_task import DriverTask, ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryFailed, QueryMemory
 from headrace.consumers.scheduling.task_states import TaskState
-from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
+from headrace.consumers.scheduling.threaded_driver import YIELD_INTERVAL_S, ThreadedDriver, Turn
 from headrace.consumers.scheduling.work_threads import WorkThreads
 from tests.unit.scheduling.parts import Steps, VirtualClock
 from tests.unit.scheduling.test_driver_scheduler import check_empty
@@ -82,6 +83,30 @@ def test_work_pauses_behind_its_slice() -> None:
     assert 2 == driver.inner
     driver.close()
     assert ["a", "b", "c"] == order
+
+
+def test_work_lets_threads_that_are_ready_have_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first pause behind each millisecond, within a slice; what the others take counts in it."""
+    clock, yields = VirtualClock(), list[float]()
+
+    def yields_for() -> None:
+        yields.append(clock.now_s)
+        clock.now_s += 0.3
+
+    def work(turn: Turn) -> None:
+        began_s = clock.now_s
+        for after_s in (0.4, 0.7, 0.3, 0.8):
+            clock.now_s += after_s * YIELD_INTERVAL_S
+            turn.pause()
+        yields[:] = [round((each - began_s) / YIELD_INTERVAL_S, 3) for each in yields]
+
+    monkeypatch.setattr(threaded_driver, "yield_processor", yields_for)
+    driver = Steps(ThreadedDriver(work, nothing, clock, VirtualClock(0.0)))
+    assert isinstance(driver.step(0.5), Again)
+    assert isinstance(driver.step(0.5), Done)
+    driver.close()
+    assert [1.1, round(2.2 + 0.3 / YIELD_INTERVAL_S, 3)] == yields
+    assert 3 == driver.inner
 
 
 def test_work_runs_on_where_its_slice_is_renewed() -> None:

@@ -165,11 +165,22 @@ def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
 def test_an_unbounded_driver_has_longer_slices_where_a_worker_is_left(workers: int, unbounded_s: float) -> None:
     """Others do not wait for it there. Its steps are counted as long as those of any driver."""
     bench = Bench(SchedulerLimits(workers=workers, slice_s=0.002))
-    (task,) = bench.submit(DriverSpec(ScriptedDriver(), unbounded=True)).tasks
+    (task,) = bench.submit(DriverSpec(ScriptedDriver([Again()]), unbounded=True)).tasks
+    bench.turn(SHORT_S)
     assert unbounded_s == pytest.approx(bench.scheduler.slice_s(task))
     assert task is bench.scheduler.take(0)
     bench.scheduler.give_back(task, Done(), 0.005, [0.005])
-    assert 1 == bench.scheduler.statistics.long_steps
+    assert 2 == bench.scheduler.statistics.long_steps
+
+
+@pytest.mark.parametrize(("used_s", "slice_s"), [(0.0, SHORT_S), (0.003, SHORT_S - 0.003), (SHORT_S - 0.001, 0.002)])
+def test_a_query_that_has_used_next_to_nothing_is_not_interrupted(used_s: float, slice_s: float) -> None:
+    """Its slice is what is left of the time for which it is short; behind a common one it was often almost done."""
+    bench = Bench(SchedulerLimits(slice_s=0.002))
+    (task,) = bench.submit(ScriptedDriver([Again()])).tasks
+    bench.turn(used_s)
+    assert slice_s == pytest.approx(bench.scheduler.slice_s(task))
+    bench.run()
 
 
 def test_slots_hold_those_above_their_limit() -> None:
