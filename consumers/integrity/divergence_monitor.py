@@ -169,8 +169,8 @@ class DivergenceMonitor:
         # majority decides.
         if dispute.kind is not Kind.RECORDS or not group.log_is_whole(self._log.describe(topic).begin):
             return None
-        chain = read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
-        return chain if self._log_has_all(topic, group) else None
+        found = read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
+        return found.chain if found.version == dispute.version and self._log_has_all(topic, group) else None
 
     def _log_has_all(self, topic: str, group: Group) -> bool:
         """Whether the log has, now and so at any time before, every record that this node has applied."""

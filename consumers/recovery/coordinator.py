@@ -267,7 +267,7 @@ class RecoveryCoordinator:
         if (snapshot.group, snapshot.topic_id) != (group.name, self._environment.topic_id(topic)):
             raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
         check_copy(directory, snapshot, group.key)
-        self._check_source(topic, group, snapshot, source)
+        self._check_source(topic, group, snapshot, source, url)
         # Read again after the copy: while it ran, a leader that did not see this node alive may have trimmed
         # past its end.
         begin = self._log.describe(topic).begin
@@ -290,27 +290,35 @@ class RecoveryCoordinator:
                 f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
             )
 
-    def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
-        """Compare the copy's chain with that of the log where it is whole, else with another member's.
+    def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str, url: str) -> None:
+        """Compare the copy's chain with that of the log as far as it proves something, else with another member's.
 
-        Raises SourceCorrupt, and SourceFailed while it is not decided which of two members is wrong.
+        Raises SourceCorrupt, SourceFailed while it is not decided which of two members is wrong, and the errors of a
+        log that does not answer: it will, and no member is asked in its place.
         """
         # The source may be wrong without knowing it. A member that was tampered with looks in sync until the
         # next sample of its chain, and a copy from it would spread the fault to a majority.
         if group.log_is_whole(self._log.describe(topic).begin):
-            chain = read_chain(self._log, topic, snapshot.version, self._task.stopping.is_set)
-            if chain is not None and chain.hex() != snapshot.chain:
-                raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
-            # A log that cannot be read at this moment proves nothing: then another member must agree.
-            if chain is not None:
+            known = read_chain(self._log, topic, snapshot.version, self._task.stopping.is_set)
+            compared = known.version == snapshot.version
+            chain = snapshot.chain if compared else self._chain_of(url, group, known.version)
+            # A log that was cut proves nothing. One with a record that nobody can read does, up to that record.
+            if (compared or known.unreadable) and chain not in (known.chain.hex(), ""):
+                raise SourceCorrupt(f"its chain at version {known.version} is not that of the log")
+            if compared:
                 return
         for status in self._environment.live(group):
             if status.node not in (self._environment.node, source) and status.durable_offset >= 0 and status.http:
-                chain = self._environment.chain_of(status.http, group.name, snapshot.version)
-                if chain is not None and chain.hex() != snapshot.chain:
+                chain = self._chain_of(status.http, group, snapshot.version)
+                if chain not in (snapshot.chain, ""):
                     raise SourceFailed(
                         f"its chain at version {snapshot.version} is not that of {status.node}", retriable=True
                     )
+
+    def _chain_of(self, url: str, group: Group, version: int) -> str:
+        """The chain of a member at a version, empty when it does not answer or does not know."""
+        chain = self._environment.chain_of(url, group.name, version)
+        return chain.hex() if chain is not None else ""
 
 
 def check_copy(directory: Path, snapshot: Snapshot, key: str) -> None:

@@ -10,10 +10,11 @@ those. The first Gap for a place counts, later ones are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headrace.connectors.log.port import Log, Reader, Record, TopicState
+from headrace.connectors.log.port import Log, Reader, Record, TopicState, TopicUnreadable
+from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.log_prefix import Continuation, Cursor, LogPrefix
@@ -123,29 +124,39 @@ def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | 
         reader.close()
 
 
-def read_chain(log: Log, topic: str, version: int, stopped: Callable[[], bool]) -> bytes | None:
-    """The chain after a record, computed from the log's beginning; None when the log cannot give it.
+@dataclass(frozen=True)
+class LogChain:
+    """The chain of a log after its first `version` records. `unreadable`: nobody can read the one that follows."""
 
-    Takes as long as reading the log up to that record, without decoding it.
+    version: int
+    chain: bytes
+    unreadable: bool = False
+
+
+def read_chain(log: Log, topic: str, version: int, stopped: Callable[[], bool]) -> LogChain:
+    """The chain after a record, computed from the log's beginning, or as far as the log can be read.
+
+    Raises TransferStopped, and the errors of a log that does not answer at this moment. Takes as long as reading the
+    log up to that record, without decoding it.
     """
     reader = log.reader({topic: 0})
     chain, counted = NO_CHAIN, 0
     try:
-        while not stopped():
+        while counted < version:
+            if stopped():
+                raise TransferStopped("the node is stopping")
             records = reader.poll(POLL_RECORDS, CHAIN_READ_TIMEOUT_S)
             # An empty poll alone is no end of the log: the broker may be slow, or the reader be passing
             # transaction markers.
             if not records and reader.position(topic) >= log.describe(topic).end:
-                return None
-            for record in records:
+                break
+            for record in records[: version - counted]:
                 chain, counted = next_chain(chain, record_digest(record.value)), counted + 1
-                if counted == version:
-                    return chain
-        return None
-    except HeadraceError:
-        return None
+    except TopicUnreadable:
+        return LogChain(counted, chain, unreadable=True)
     finally:
         reader.close()
+    return LogChain(counted, chain)
 
 
 def joins(base: LogBase, state: GroupState) -> bool:

@@ -145,15 +145,29 @@ RECOVERY = (
     Mutant(
         "chain_of_a_copy_not_compared",
         "recovery/coordinator.py",
-        "        self._check_source(topic, group, snapshot, source)\n",
+        "        self._check_source(topic, group, snapshot, source, url)\n",
         "",
         (COPIES,),
     ),
     Mutant(
         "chain_of_a_copy_not_compared_with_the_log",
         "recovery/coordinator.py",
-        '            if chain is not None and chain.hex() != snapshot.chain:\n                raise SourceCorrupt(f"its',
-        '            if False:\n                raise SourceCorrupt(f"its',
+        "            if (compared or known.unreadable) and",
+        "            if known.unreadable and",
+        (COPIES,),
+    ),
+    Mutant(
+        "log_with_an_unreadable_record_proves_nothing",
+        "recovery/coordinator.py",
+        "            if (compared or known.unreadable) and",
+        "            if compared and",
+        (COPIES,),
+    ),
+    Mutant(
+        "log_that_does_not_answer_replaced_by_a_member",
+        "recovery/log_gap.py",
+        "    except TopicUnreadable:\n        return LogChain(counted",
+        "    except HeadraceError:\n        return LogChain(counted",
         (COPIES,),
     ),
     Mutant(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
+from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S
 from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, commit_empty, digest_of
 from headrace.consumers.replication.group_health import Event, State
@@ -56,10 +59,10 @@ class Member:
         """See Source."""
 
 
-def chain_of_log() -> bytes:
-    """The chain after the records that the member has."""
+def chain_of_log(records: int = SEALED) -> bytes:
+    """The chain after the first records, those that the member has."""
     chain = NO_CHAIN
-    for number in range(SEALED):
+    for number in range(records):
         chain = next_chain(chain, record_digest(f"no message {number}".encode()))
     return chain
 
@@ -160,20 +163,51 @@ def test_without_the_whole_log_a_copy_is_compared_with_another_member(
     """
     member = Member(tmp_path, recovery, chain_of_log())
     if whole:
-        recovery.log.undeliverable.add((TOPIC, 1))
+        recovery.log.undeliverable.add((TOPIC, 0))
     else:
         recovery.log.trim(TOPIC, 1)
     recovery.node.live_statuses = [source("n2"), replace(source("n3"), sealed_offset=1)]
-    asked: list[str] = []
-
-    def chain_of(url: str, _group: str, version: int) -> bytes:
-        asked.append(url)
-        assert SEALED == version
-        return chain_of_log() if agrees or url == "http://n2" else b"x" * 16
-
-    recovery.node.chain_of = chain_of  # type: ignore[method-assign]
+    recovery.node.chains = {("http://n2", SEALED): chain_of_log(), ("http://n3", SEALED): b"x" * 16}
+    if agrees:
+        recovery.node.chains["http://n3", SEALED] = chain_of_log()
     assert agrees is bool(copy(recovery, member))
-    assert ["http://n3"] == asked
+    assert [("http://n3", SEALED)] == [asked for asked in recovery.node.asked if asked[1] == SEALED]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_log_with_a_record_that_nobody_can_read_decides_up_to_that_record(
+    recovery: Recovery, tmp_path: Path, agrees: bool
+) -> None:
+    """The schedule: two members are wrong, and the third is behind, so nobody else knows the chain of the copy."""
+    member = Member(tmp_path, recovery, chain_of_log())
+    recovery.log.undeliverable.add((TOPIC, 1))
+    recovery.node.chains = {("http://n2", 1): chain_of_log(1) if agrees else b"x" * 16}
+    assert agrees is bool(copy(recovery, member))
+    assert agrees or "at version 1 is not that of the log" in recovery.health.reason
+
+
+def test_a_log_that_does_not_answer_is_waited_for(
+    recovery: Recovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has every record, so no other member is taken for the truth in the meantime."""
+
+    def poll(_max_records: int, _timeout_s: float) -> NoReturn:
+        raise LogUnavailable("the log does not answer", retriable=True)
+
+    recovery.node.live_statuses = [source("n2"), replace(source("n3"), sealed_offset=1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery.log, "reader", lambda _starts: SimpleNamespace(poll=poll, close=lambda: None))
+        assert 0 == copy(recovery, Member(tmp_path, recovery, b"x" * 16))
+    assert [] == recovery.node.asked
+    assert "does not answer" in recovery.health.reason
+
+
+def test_a_node_that_stops_takes_no_copy_that_it_could_not_compare(recovery: Recovery, tmp_path: Path) -> None:
+    """The log is read no further, and nobody is asked in its place."""
+    member = Member(tmp_path, recovery, b"x" * 16)
+    member.during = recovery.coordinator._task.stopping.set
+    assert 0 == copy(recovery, member)
+    assert [] == recovery.node.asked
 
 
 @pytest.mark.parametrize(("begin", "installed"), [(SEALED, 1), (SEALED + 1, 0)])

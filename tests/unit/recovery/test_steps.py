@@ -69,7 +69,10 @@ class Pool(Executor):
 
 
 class FakeNode:
-    """A RecoveryEnvironment of one group whose disk may be full; `live_statuses` are those of its members."""
+    """A RecoveryEnvironment of one group whose disk may be full; `live_statuses` are those of its members.
+
+    `chains`: what members answer, by address and version; `asked`: what they were asked.
+    """
 
     node, store = "n1", "data"
 
@@ -77,6 +80,8 @@ class FakeNode:
         self.directory = directory
         self.log = log
         self.live_statuses: list[Status] = []
+        self.chains: dict[tuple[str, int], bytes] = {}
+        self.asked: list[tuple[str, int]] = []
         self.full = self.busy = self.swapped = False
         self.answering, self.released, self.durable = False, True, -1
         self.recorded: list[str] = []
@@ -123,9 +128,10 @@ class FakeNode:
             raise SourceFailed("n2 does not answer", retriable=True)
         return cast(Source, None)
 
-    def chain_of(self, _url: str, _group: str, _version: int) -> bytes | None:
+    def chain_of(self, url: str, _group: str, version: int) -> bytes | None:
         """See RecoveryEnvironment."""
-        return None
+        self.asked.append((url, version))
+        return self.chains.get((url, version))
 
     def _record(self, what: str) -> None:
         if self.full:
