@@ -222,5 +222,7 @@ class GroupActions:
         oldest_era = self._replica.state.changes.oldest_era
         job = self._store.freeze(action.version, oldest_era, action.state, schemas)
         # Queries of the slots that leave with this record wait for their files.
-        job.urgent = action.version in self._replica.state.changes.cuts
+        given = self._replica.state.changes.given
+        if leaving := {slot for slot, each in given.items() if each.version == action.version}:
+            job.urgent, job.leaving = True, self._slots(leaving)
         self._store_jobs.seal(job, action.offset, action.log_bytes, before_load=action.before_load)

@@ -1,10 +1,10 @@
 """Slots that leave a group: what goes with them, links for those who fetch it, and their removal.
 
 A cut is made of sealed files. Its caller freezes the group at the version of the cut, and calls `Store.hold`
-then: from that record on neither merges nor drops change the files of these slots, so every replica lists the
-same ones at any later time. Nobody reads them any more but those who fetch them. What goes with a file are its
-series and the deletes that it has not applied; last rows are derived from the file where it arrives
-(`last_rows.newest_of_file`).
+then. The seal writes the files of these slots first, and they are listed before it commits. From that record on
+neither merges nor drops change the files of these slots, so every replica lists the same ones at any later time.
+Nobody reads them any more but those who fetch them. What goes with a file are its series and the deletes that it
+has not applied; last rows are derived from the file where it arrives (`last_rows.newest_of_file`).
 """
 
 from __future__ import annotations
@@ -92,13 +92,15 @@ def make_cut(components: StoreComponents, version: int, slots: Slots, pin: bool 
     view = components.view
     # One instant: a merge commits under this lock before it removes files.
     with view.lock:
-        if view.frontier < version:
+        # Its own files may be listed before the seal commits; only an export needs them in the index.
+        if view.frontier < version and (pin or view.uncommitted_cut.version != version):
             raise CutUnready(f"the cut at version {version} is not sealed; the newest seal is {view.frontier}")
         # A hold that is not known yet has removed nothing.
         if not view.held.get(version, True):
             raise CutUnready(f"the files of the cut at version {version} were removed here")
         cut = Hold(version, slots)
-        entries = [entry for entry in (*view.catalogue(), *view.cut_entries()) if cut.covers(entry)]
+        every = (*view.catalogue(), *view.cut_entries(), *view.uncommitted_cut.entries())
+        entries = [entry for entry in every if cut.covers(entry)]
         entries.sort(key=lambda each: each.name)
         awaited = [entry.name for entry in entries if entry.awaited]
         if awaited:
@@ -136,6 +138,8 @@ def write_export(components: StoreComponents, version: int, slots: Slots, direct
 
 def read_series(components: StoreComponents, entry: SegmentEntry) -> bytes:
     """The content of the series file of a segment. Raises SegmentGone."""
+    if (uncommitted := components.view.uncommitted_cut.files.get(entry.name)) is not None:
+        return SeriesFile.of(*uncommitted).to_bytes()
     # The index keeps the runs of a pinned segment, also when it is removed meanwhile.
     components.files.pin([entry.name])
     try:

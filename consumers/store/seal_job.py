@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -20,7 +21,9 @@ from headrace.consumers.store.memtable import LiveBatch, Memtable, TableKey, Tab
 from headrace.consumers.store.row_order import Part, SortedTable, sort_table
 from headrace.consumers.store.segment import SegmentEntry, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
+from headrace.consumers.store.slots import Slots
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
+from headrace.consumers.store.store_view import UncommittedCut
 from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
@@ -55,6 +58,8 @@ class SealJob(StoreJob):
     """Writes all rows up to one version into segments and commits the caller's state with them."""
 
     can_be_cancelled = False
+    leaving: Slots | None = None
+    """The slots that leave with the cut at this version, if it is one; set before the job runs."""
 
     def __init__(
         self,
@@ -123,7 +128,8 @@ class SealJob(StoreJob):
     def _write_segments(self) -> None:
         """Writes every segment of the seal; those of one table are encoded while the next one is sorted.
 
-        Then all are synced together. Segments that a failed earlier run has finished are kept.
+        Then all are synced together. Segments that a failed earlier run has finished are kept. Those of slots that
+        leave come first, and are given away before the others are written.
         """
         with self._encoders() as encoders:
             self._write_with(encoders)
@@ -138,17 +144,16 @@ class SealJob(StoreJob):
             yield threads
 
     def _write_with(self, encoders: Executor) -> None:
-        running: list[Future[None]] = []
+        running, others = list[Future[None]](), list[Callable[[], None]]()
         try:
-            for table, sealed in sorted(self._sealed.items()):
-                for ranks, rows in self._sorted(table, sealed):
-                    shared = self._shared_encodings(sealed.schema, rows)
-                    for name, part in self._named(sealed.schema, ranks, rows):
-                        if name.relative not in self._written:
-                            own = shared if part.rows < SHARED_ROWS_MAX else None
-                            running.append(
-                                encoders.submit(self._write, name, sealed.schema, rows, part, ranks.held_since, own)
-                            )
+            for leaves, write in self._writes():
+                if leaves or self.leaving is None:
+                    running.append(encoders.submit(write))
+                else:
+                    others.append(write)
+            if self.leaving is not None:
+                self._give_away(running, self.leaving)
+            running += [self._components.encoders.submit(write) for write in others]
             for each in running:
                 each.result()
         finally:
@@ -158,6 +163,28 @@ class SealJob(StoreJob):
                 each.cancel()
             wait(running)
             self._finish()
+
+    def _writes(self) -> Iterator[tuple[bool, Callable[[], None]]]:
+        """(whether its slot leaves, what writes it) for each segment that is not written yet."""
+        for table, sealed in sorted(self._sealed.items()):
+            for ranks, rows in self._sorted(table, sealed):
+                shared = self._shared_encodings(sealed.schema, rows)
+                for name, part in self._named(sealed.schema, ranks, rows):
+                    if name.relative not in self._written:
+                        own = shared if part.rows < SHARED_ROWS_MAX else None
+                        leaves = self.leaving is not None and self.leaving.hold(
+                            name.database, name.bucket, name.slice_number
+                        )
+                        yield leaves, partial(self._write, name, sealed.schema, rows, part, ranks.held_since, own)
+
+    def _give_away(self, running: Iterable[Future[None]], leaving: Slots) -> None:
+        """Finish the segments of slots that leave, and show them to those who fetch files of the cut."""
+        for each in running:
+            each.result()
+        self._finish()
+        written = [each for each in self._written.values() if leaving.hold_segment(each.entry)]
+        files = {each.entry.name: (each.entry, each.runs) for each in written}
+        self._components.view.uncommitted_cut = UncommittedCut(self.version, files)
 
     def _finish(self) -> None:
         """Everything that was staged gets durable, and its name; else it will be written again."""

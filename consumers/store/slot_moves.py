@@ -140,7 +140,7 @@ class SlotMoves:
     def cut(self, version: int, slots: Slots) -> Cut:
         """What leaves with `slots`, which were held at `version`, and sealed: equal on all replicas.
 
-        Raises CutUnready before that seal has committed, or after the release, and SegmentAwaited.
+        Raises CutUnready before that seal has written them, or after the release, and SegmentAwaited.
         """
         return make_cut(self._components, version, slots)
 
@@ -162,8 +162,13 @@ class SlotMoves:
         return read_cut(self._components, Hold(version, slots), table, request)
 
     def cut_files(self) -> list[SegmentEntry]:
-        """The files that left with their slots and are not released yet, those that are awaited among them."""
-        return self._components.view.cut_entries()
+        """The files that left with their slots and are not released yet.
+
+        Those that are awaited are among them, and those of a cut whose seal has not committed.
+        """
+        view = self._components.view
+        with view.lock:
+            return [*view.cut_entries(), *view.uncommitted_cut.entries()]
 
     def series_file(self, entry: SegmentEntry) -> bytes:
         """What travels beside a segment that is here, the content of its series file. Raises SegmentGone."""

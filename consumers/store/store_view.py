@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -36,6 +36,21 @@ class TableView:
         return self.metadata.schema
 
 
+@dataclass(frozen=True, slots=True)
+class UncommittedCut:
+    """Files of the cut at `version` whose seal has not committed, with their runs, by name.
+
+    They are on the disk, and given to the next holder of their slots. After a crash the seal writes them again.
+    """
+
+    version: int = 0
+    files: Mapping[str, tuple[SegmentEntry, bytes]] = field(default_factory=dict)
+
+    def entries(self) -> list[SegmentEntry]:
+        """Their entries."""
+        return [entry for entry, _ in self.files.values()]
+
+
 class StoreView:
     """The in-memory state of a store.
 
@@ -52,6 +67,7 @@ class StoreView:
         self.loaded_version = content.loaded_version
         self.holds: tuple[Hold, ...] = ()
         self.held = content.held
+        self.uncommitted_cut = UncommittedCut()
         self._entries: dict[TableKey, dict[str, SegmentEntry]] = {}
         self._of_cuts: dict[str, SegmentEntry] = {}
         self._awaited: dict[str, SegmentEntry] = {}
@@ -173,6 +189,7 @@ class StoreView:
                 self._update_metadata(table, known)
             if state is not None:
                 self.frontier, self.state = state
+                self.uncommitted_cut = UncommittedCut()
             if loaded_version is not None:
                 self.loaded_version = loaded_version
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from headrace.consumers.store import CutUnready, JobSuperseded, SegmentAwaited, Store, StoreFull
+from headrace.consumers.store.cut import Cut
+from headrace.consumers.store.seal_job import SealJob
+from headrace.consumers.store.segment_files import SegmentFiles
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import LEADER, foreign_files, load_of, slots_of_slices, stage_export
@@ -84,6 +87,61 @@ def test_a_slot_that_comes_back_has_what_happened_meanwhile(store: Store, other:
         store.load(version, file.load(LEADER, "origin", 5), CPU, DATABASE).run()
     assert expected([LATE[0], (A, HOUR_NS + 9, {"busy": 19})]) == contents(store)
     assert expected([(A, HOUR_NS + 9, {"busy": 19})]) == last(store)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_that_leave_are_sealed_first_and_listed_before_the_others(
+    store: Store, other: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The next holder waits for these alone. Where the seal fails behind them, it writes the others later."""
+    write(store, 1, LATE)
+    seal(store, 2)
+    write(store, 3, [*EARLY, (A, HOUR_NS + 5, {"busy": 15})])
+    store.delete(4, 1, "plant", "cpu", {"host": ("b",)}, HOUR_NS, None)
+    job = store.freeze(5, 1, b"cut")
+    job.leaving = MOVED
+    hold = store.hold(5, MOVED)
+    finished, early = list[Sequence[str]](), list[tuple[Cut, list[bytes]]]()
+    finish = SegmentFiles.finish
+
+    def look(files: SegmentFiles, names: Sequence[str]) -> None:
+        finished.append(names)
+        if len(finished) == 2:
+            cut = store.cut(5, MOVED)
+            early.append((cut, [store.series_file(file.entry) for file in cut.files]))
+            assert {file.entry.name for file in cut.files} == {entry.name for entry in store.cut_files()}
+            assert all((store.segments_directory / file.entry.name).exists() for file in cut.files)
+            with pytest.raises(CutUnready):
+                store.export(5, MOVED, tmp_path / "export")
+            if fails:
+                raise StoreFull("no space left on device")
+        finish(files, names)
+
+    monkeypatch.setattr(SegmentFiles, "finish", look)
+    assert fails is _is_full(job)
+    job.run()
+    hold.run()
+    cut = store.cut(5, MOVED)
+    assert [(cut, [store.series_file(file.entry) for file in cut.files])] == early
+    assert ([1, 2], True) == ([len(names) for names in finished[:2]], bool(cut.files[0].deletes))
+    assert expected(EARLY) == contents(store)
+    stage_export(other, _exported(store, tmp_path / "export"))
+    for number, file in enumerate(early[0][0].files, 1):
+        other.load(number, file.load(LEADER, "origin", 4), CPU, DATABASE).run()
+    assert expected([LATE[0], (A, HOUR_NS + 5, {"busy": 15})]) == contents(other)
+
+
+def _is_full(job: SealJob) -> bool:
+    try:
+        job.run()
+    except StoreFull:
+        return True
+    return False
+
+
+def _exported(store: Store, directory: Path) -> Path:
+    store.export(5, MOVED, directory)
+    return directory
 
 
 def test_what_is_held_does_not_change_until_it_is_released(store: Store) -> None:
