@@ -8,23 +8,15 @@ sender decides in the end.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlencode
 
-import xxhash
-
-from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
-from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
+from headrace.connectors.files import PARTIAL_SUFFIX
 from headrace.consumers.migration.copies_ahead import CopyNote
-from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid, files_of_slots
-from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid
+from headrace.consumers.migration.cut_scan import CutAnswer, CutScan
 from headrace.consumers.migration.slot_pull import Pair
-from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
@@ -32,7 +24,6 @@ from headrace.consumers.store import (
     CutFile,
     CutUnready,
     SegmentEntry,
-    SeriesFile,
     Slots,
     StoreError,
     TableUnknown,
@@ -45,6 +36,7 @@ from headrace.schemas.messages import Load
 
 CUT_ROUTE = "/api/v1/cut"
 CUT_FILE_ROUTE = "/api/v1/cut/file"
+BUNDLE_ROUTE = "/api/v1/cut/bundle"
 PRESENT_ROUTE = "/api/v1/cut/present"
 NOTE_ROUTE = "/api/v1/cut/note"
 ROWS_ROUTE = "/api/v1/cut/rows"
@@ -53,12 +45,6 @@ DIGEST_HEADER = "x-headrace-digest"
 SERIES_BYTES_HEADER = "x-headrace-series-bytes"
 """How many bytes of an answer are the series, which come before the segment."""
 SEGMENT_PART, SERIES_PART, BOTH_PARTS = "segment", "series", "both"
-ANSWER_TIMEOUT_S = 10.0
-LISTING_TIMEOUT_S = 30.0
-ROWS_ANSWER_BYTES_MAX = 64 << 20
-"""Twice what a donor reads for one answer: series have a dictionary for each file."""
-SERIES_BYTES_MAX = 1 << 30
-"""A sender without end must not fill the memory."""
 
 
 class CutRefused(HeadraceError):
@@ -113,6 +99,14 @@ class CutSource(Protocol):
         `loaded` is the version of its load if this is a copy of the group that awaits it, which may have merged it.
         Returns whether its bytes were compared with the digest of the sender, and synced.
         Raises SourceCorrupt, TransferStopped, StoreFull, StoreUnwritable.
+        """
+        ...
+
+    def stage_together(self, entries: Sequence[SegmentEntry], staging: Path, observer: CopyObserver) -> frozenset[str]:
+        """Put several small files into a staging directory, as far as the source gives them together.
+
+        Returns the content digests of those that are there, compared and synced: others are staged alone. Raises what
+        `stage` raises.
         """
         ...
 
@@ -178,119 +172,6 @@ def checked(document: Any, pair: Pair, table_version: int, origin: str) -> CutLi
     return listing
 
 
-class PeerCut:
-    """See CutSource: another node. One connection per request, so that a dead node costs no more than a timeout."""
-
-    def __init__(self, node: str, url: str, group: GroupKey, origin: str) -> None:
-        """`url` is the address of the node in its status. `origin` is the forward topic of `group`, which it reads."""
-        self.name = node
-        self._url = url.rstrip("/")
-        self._group = group
-        self._origin = origin
-
-    def listing(self, pair: Pair, table_version: int) -> CutListing:
-        """See CutSource."""
-        target = {"target": pair.target.group, "target_birth": pair.target.birth}
-        url = f"{self._url}{CUT_ROUTE}?{urlencode(self._named() | target)}"
-        return checked(self._document(url), pair, table_version, self._origin)
-
-    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
-        """See CutSource."""
-        document = self._document(f"{self._url}{PRESENT_ROUTE}?{urlencode(self._named())}")
-        return files_of_slots(document, self._origin, pair.slots, slots_total)
-
-    def note(self, note: CopyNote) -> None:
-        """See CutSource."""
-        self._document(f"{self._url}{NOTE_ROUTE}?{urlencode(self._named() | asdict(note))}")
-
-    def rows(self, pair: Pair, table_version: int, scan: CutScan, timeout_s: float) -> CutAnswer:
-        """See CutSource."""
-        target = {"target": pair.target.group, "target_birth": pair.target.birth}
-        asked = self._named() | target | {"table": table_version, "scan": scan.to_json()}
-        deadline = Deadline(timeout_s)
-        try:
-            with request_node(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s=timeout_s) as answer:
-                size = answer.stream.length
-                if size is None or size > ROWS_ANSWER_BYTES_MAX:
-                    raise CutAnswerInvalid(f"{self.name} sends {size} bytes, at most {ROWS_ANSWER_BYTES_MAX}")
-                parts = list[bytes]()
-                for chunk in answer.chunks():
-                    parts.append(chunk)
-                    # The timeout of a request is that of each wait: a few bytes now and then would hold a query for ever.
-                    if deadline.passed():
-                        raise SourceFailed(f"{self.name} sends rows of a cut too slowly", retriable=True)
-                return CutAnswer.from_bytes(b"".join(parts))
-        except NodeRefused as error:
-            raise _refused(self.name, error) from error
-        except (NodeUnreachable, AnswerCut) as error:
-            raise SourceFailed(error.message, retriable=True) from error
-
-    def _document(self, url: str) -> Any:
-        try:
-            return call_node(url, timeout_s=LISTING_TIMEOUT_S)
-        except NodeRefused as error:
-            raise _refused(self.name, error) from error
-        except NodeUnreachable as error:
-            raise SourceFailed(error.message, retriable=True) from error
-
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
-        """See CutSource."""
-        segment, series = (staging / name for name in staged_names(entry.content_digest))
-        partial = segment.with_name(segment.name + PARTIAL_SUFFIX)
-        begun = partial.stat().st_size if partial.exists() else 0
-        # One request for both: with small files the requests cost more than the bytes.
-        with translate_errors(staging), self._ask_file(entry, BOTH_PARTS, begun, loaded) as answer:
-            data, found = self._series(answer, entry, observer)
-            file = SnapshotFile(segment.name, found.size_bytes, found.file_digest)
-            staging.mkdir(parents=True, exist_ok=True)
-            answers = {begun: answer}
-            complete_file(lambda at: self._bytes(entry, at, answers.pop(at, None)), file, partial, observer)
-            # Here and not where it is attached: the files of several fetches are synced at the same time.
-            fsync_file(partial)
-            write_series(series, data)
-            # Last: with its segment the staged file is complete.
-            os.rename(partial, segment)
-        return True
-
-    @contextmanager
-    def _ask_file(self, entry: SegmentEntry, part: str, offset: int, loaded: int = 0) -> Iterator[NodeAnswer]:
-        """The answer to a request for a file."""
-        try:
-            with request_node(self._file_url(entry, part, offset, loaded), timeout_s=ANSWER_TIMEOUT_S) as answer:
-                yield answer
-        except NodeRefused as error:
-            raise _refused(self.name, error) from error
-        except (NodeUnreachable, AnswerCut) as error:
-            raise SourceFailed(f"{self.name} failed while it sent {entry.name}: {error}", retriable=True) from error
-
-    def _series(self, answer: NodeAnswer, entry: SegmentEntry, observer: CopyObserver) -> tuple[bytes, SeriesFile]:
-        """The series, with which an answer begins, compared with the digest of its sender and with the entry."""
-        headers = answer.stream.headers
-        sent = headers.get(SERIES_BYTES_HEADER, "")
-        size = int(sent) if sent.isascii() and sent.isdigit() else SERIES_BYTES_MAX + 1
-        if size > SERIES_BYTES_MAX:
-            raise SourceCorrupt(f"{self.name} sends a series file of {sent or 'no'} bytes, at most {SERIES_BYTES_MAX}")
-        data = answer.read(size)
-        observer.received(len(data))
-        return data, _checked_series(data, headers.get(DIGEST_HEADER, ""), entry, self.name)
-
-    def _bytes(self, entry: SegmentEntry, offset: int, answer: NodeAnswer | None = None) -> Iterator[Buffer]:
-        """The segment from an offset: what is left of an answer, or a request of its own."""
-        if answer is not None:
-            yield from answer.views()
-            return
-        with self._ask_file(entry, SEGMENT_PART, offset) as own:
-            yield from own.views()
-
-    def _file_url(self, entry: SegmentEntry, part: str, offset: int, loaded: int = 0) -> str:
-        named = self._named() | {"digest": entry.content_digest, "part": part, "offset": offset}
-        named |= {"loaded": loaded} if loaded else {}
-        return f"{self._url}{CUT_FILE_ROUTE}?{urlencode(named)}"
-
-    def _named(self) -> dict[str, Any]:
-        return {"group": self._group.group, "birth": self._group.birth}
-
-
 class OwnCut:
     """See CutSource: another group of this node. Its files are linked, and stay where they are."""
 
@@ -325,6 +206,11 @@ class OwnCut:
             return rows_of_cut(self._group, pair.target, table_version, scan)
         except HeadraceError as error:
             raise CutRefused(error.message, kind=type(error).__name__) from error
+
+    def stage_together(self, entries: Sequence[SegmentEntry], staging: Path, observer: CopyObserver) -> frozenset[str]:
+        """See CutSource; a link for each costs less than a request for all."""
+        del entries, staging, observer
+        return frozenset()
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
@@ -379,21 +265,3 @@ def write_series(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     partial.write_bytes(data)
     os.rename(partial, path)
-
-
-def _checked_series(data: bytes, digest: str, entry: SegmentEntry, node: str) -> SeriesFile:
-    if xxhash.xxh3_128_hexdigest(data) != digest:
-        raise SourceCorrupt(f"the series file of {entry.name} that {node} sent does not have the digest {digest!r}")
-    try:
-        found = SeriesFile.from_bytes(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SourceCorrupt(f"the series file of {entry.name} that {node} sent cannot be read: {error!r}") from error
-    if (found.content_digest, found.rows) != (entry.content_digest, entry.rows):
-        raise SourceCorrupt(f"the series file that {node} sent is not that of {entry.name}")
-    return found
-
-
-def _refused(node: str, error: NodeRefused) -> CutRefused:
-    # Without the address, which an operator reads elsewhere: several nodes are named in one line.
-    message = str(error.document.get("message", "")) or error.message
-    return CutRefused(f"{node}: {message}", kind=str(error.document.get("kind", "")))

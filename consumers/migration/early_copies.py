@@ -16,9 +16,10 @@ import structlog
 
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.copies_ahead import CopyNote
-from headrace.consumers.migration.file_puller import FilePuller, WantedFile
+from headrace.consumers.migration.file_puller import FilePuller
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.slot_pull import Pair, donors_of, moved_pairs
+from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.store import SegmentEntry, awaited_entry
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey

@@ -8,22 +8,24 @@ others fetch, and what they have fetched is attached with one commit after that.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged
+from headrace.consumers.migration.file_bundle import bundle_of
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.pull_rate import PullRate, YieldingRate
+from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group import Group
-from headrace.consumers.store import SegmentEntry, StagedFileInvalid, StoreFull, staged_names
+from headrace.consumers.store import StagedFileInvalid, StoreFull, staged_names
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.group_changes import GroupKey
 
 RETRY_S = 1.0
 """Pause before a file is tried again, and before anything is fetched after the disk was full."""
@@ -31,35 +33,13 @@ LOG_INTERVAL_S = 10.0
 """Between two lines of the log about files of one group that are not fetched."""
 DISTRUST_S = 60.0
 """How long a node that has sent wrong bytes of a file is not asked for that file."""
+LOOKED_AT_MAX = 1_000
+"""Files that are due behind a small one, among which those that may come with it are looked for."""
 GONE_S = 10.0
 """How long no member has a file, and one of them does not await it either, before its other files are copied."""
 OWN_WAIT_S = 30.0
 """How long a file is expected of this node's own group, which may be behind, before other nodes are asked."""
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WantedFile:
-    """A file that a group awaits, and the copies that may have it, the best first: (node, group)."""
-
-    topic: str
-    group: Group
-    entry: SegmentEntry
-    sources: tuple[tuple[str, GroupKey], ...]
-    ahead: bool = False
-    """Whether no record names it yet: it is staged, tried once, and attached by its load."""
-    yields: bool = False
-    """Whether nobody waits for it: its copy leaves busy processors to others."""
-
-    @property
-    def has_donors(self) -> bool:
-        """Whether another group may have it, and not the other members of this one alone."""
-        return any(key != self.group.birth_key for _, key in self.sources)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """By topic and content: files of equal content are attached together."""
-        return self.topic, self.entry.content_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +83,7 @@ class FilePuller:
         self._due: dict[tuple[str, str], WantedFile] = {}
         self._active: set[tuple[str, str]] = set()
         self._ahead: set[tuple[str, str]] = set()
+        self._alone: set[tuple[str, str]] = set()
         self._ahead_number = 0
         self._ahead_full = False
         self._staged: dict[Group, dict[str, _Staged]] = {}
@@ -132,6 +113,7 @@ class FilePuller:
             topics = {file.topic for file in files}
             self._faults = {topic: fault for topic, fault in self._faults.items() if topic in topics}
             self._swept -= topics
+            self._alone &= keys
             self._logged_s = {topic: logged_s for topic, logged_s in self._logged_s.items() if topic in topics}
             if not files:
                 self.disk_fault = ""
@@ -169,15 +151,22 @@ class FilePuller:
             self._stopped = True
 
     def _work(self) -> None:
-        while (file := self._next()) is not None:
-            pause_s: float | None = RETRY_S
-            try:
-                pause_s = self._attempt(file)
-            except Exception:
-                # Whatever went wrong, the file is awaited still, and is due again.
-                _log.exception("fetching a file failed", group=file.group.name, file=file.entry.name)
-            if pause_s is not None:
-                self._end(file, pause_s)
+        while files := self._next():
+            together = self._stage_together(files) if len(files) > 1 else {}
+            staged = list[_Staged]()
+            for file in self._put_back(files, together):
+                try:
+                    found = self._attempt(file, together.get(file.key))
+                except Exception:
+                    # Whatever went wrong, the file is awaited still, and is due again.
+                    _log.exception("fetching a file failed", group=file.group.name, file=file.entry.name)
+                    found = RETRY_S
+                if isinstance(found, _Staged):
+                    staged.append(found)
+                else:
+                    self._end(file, found)
+            if staged:
+                self._attach(staged)
         self._on_idle()
 
     def _end(self, file: WantedFile, pause_s: float) -> None:
@@ -187,47 +176,88 @@ class FilePuller:
             if pause_s:
                 self._retry_at_s[file.key] = self._clock.monotonic_s() + pause_s
 
-    def _next(self) -> WantedFile | None:
-        """The most urgent file that nobody fetches now; None ends the worker."""
+    def _next(self) -> list[WantedFile]:
+        """The most urgent file that nobody fetches now, with small ones of the same source; none ends the worker."""
         now_s = self._clock.monotonic_s()
         with self._lock:
+            if now_s < self._resume_s or self._stopped:
+                self._workers -= 1
+                return []
             # The last one comes first, since a dict gives up its last entry at no cost.
-            for key in reversed(self._due) if now_s >= self._resume_s and not self._stopped else ():
-                if key not in self._active and now_s >= self._retry_at_s.get(key, 0.0):
-                    self._active.add(key)
-                    return self._due.pop(key)
-            self._workers -= 1
-            return None
+            free = (
+                self._due[key]
+                for key in reversed(self._due)
+                if key not in self._active and now_s >= self._retry_at_s.get(key, 0.0)
+            )
+            if (first := next(free, None)) is None:
+                self._workers -= 1
+                return []
+            found = self._with_others(first, free)
+            for file in found:
+                self._active.add(file.key)
+                del self._due[file.key]
+            return found
 
-    def _attempt(self, file: WantedFile) -> float | None:
-        """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more.
+    def _with_others(self, first: WantedFile, free: Iterator[WantedFile]) -> list[WantedFile]:
+        """A file with those that may come with the same request. Own files are links: a request is dearer."""
+        if not first.is_small or first.key in self._alone or first.sources[0][0] == self._environment.node:
+            return [first]
+        others = islice(free, LOOKED_AT_MAX)
+        alike = [first, *(file for file in others if file.is_like(first) and file.key not in self._alone)]
+        return alike[: bundle_of([file.entry for file in alike])]
 
-        None: another worker attaches it.
+    def _stage_together(self, files: Sequence[WantedFile]) -> dict[tuple[str, str], _Staged]:
+        """Bring small files with one request, by key; those that it does not bring are staged alone."""
+        wanted = {file.entry.content_digest: file for file in files if self._is_wanted(file)}
+        file = files[0]
+        (node, key), staging = file.sources[0], file.group.store.staging_directory
+        try:
+            source = self._environment.source(node, key)
+            entries = [each.entry for each in wanted.values()]
+            found = source.stage_together(entries, staging, self._rate_of(file)) if source is not None else ()
+        except HeadraceError as error:
+            # Staged alone, each file that fails shows its own reason.
+            _log.debug("files not staged together", group=file.group.name, files=len(wanted), error=str(error))
+            return {}
+        return {wanted[digest].key: _Staged(wanted[digest], node, verified=True) for digest in found}
+
+    def _put_back(self, files: Sequence[WantedFile], together: Collection[tuple[str, str]]) -> list[WantedFile]:
+        """The files that came together, and the first that did not: the others are due again, each alone."""
+        left = [file for file in files if file.key not in together]
+        with self._lock:
+            for file in reversed(left[1:]):
+                self._alone.add(file.key)
+                self._active.discard(file.key)
+                self._due[file.key] = file
+        return [file for file in files if file not in left[1:]]
+
+    def _is_wanted(self, file: WantedFile) -> bool:
+        """Whether a file is due still: the list may be older than the end of an earlier attempt, or than the load."""
+        store = file.group.store
+        return not store.has_loaded(file.entry) if file.ahead else store.awaits(file.entry.content_digest)
+
+    def _attempt(self, file: WantedFile, together: _Staged | None) -> _Staged | float:
+        """Fetch one file, unless it came with others, to be attached; or the seconds to wait before it is tried again.
+
+        0 if it is not due any more.
         """
         if file.ahead:
-            self._copy_ahead(file)
-            return 0.0
-        # The list of what is due may be older than the end of an earlier attempt.
-        if not file.group.store.awaits(file.entry.content_digest):
+            self._copy_ahead(file, together)
             return 0.0
         try:
-            staged = _Staged(file, *self._stage(file))
+            return (together or _Staged(file, *self._stage(file))) if self._is_wanted(file) else 0.0
         except TransferStopped:
             return RETRY_S
         except StoreFull as error:
             self._pause_for_disk(error)
-            return RETRY_S
         except HeadraceError as error:
             self._note(file, error)
-            return RETRY_S
-        self._attach(staged)
-        return None
+        return RETRY_S
 
-    def _copy_ahead(self, file: WantedFile) -> None:
+    def _copy_ahead(self, file: WantedFile, together: _Staged | None) -> None:
         """Stage a file that is not due yet. One that fails is fetched when it is."""
         try:
-            # The list of what is wanted may be older than the load, which has attached what was staged.
-            if not file.group.store.has_loaded(file.entry) and self._stage(file)[1]:
+            if self._is_wanted(file) and (together is not None or self._stage(file)[1]):
                 file.group.store.note_verified(file.entry.content_digest)
         except StoreFull as error:
             # What is due needs the space: nothing more is copied ahead for this change.
@@ -240,11 +270,11 @@ class FilePuller:
         with self._lock:
             self._ahead.add(file.key)
 
-    def _attach(self, staged: _Staged) -> None:
-        """Attach a file, with those that others fetch meanwhile; or leave it to the worker that is about it."""
-        group = staged.file.group
+    def _attach(self, staged: Sequence[_Staged]) -> None:
+        """Attach files of one group, with those that others fetch meanwhile; or leave it to the worker that is about it."""
+        group = staged[0].file.group
         with self._lock:
-            self._staged.setdefault(group, {})[staged.file.entry.content_digest] = staged
+            self._staged.setdefault(group, {}).update({each.file.entry.content_digest: each for each in staged})
             if group in self._attaching:
                 return
             self._attaching.add(group)
@@ -309,8 +339,7 @@ class FilePuller:
                 continue
             try:
                 loaded = file.entry.loaded_version if key == file.group.birth_key else 0
-                rate = YieldingRate(self._rate, self._busy_share) if file.yields else self._rate
-                return node, source.stage(file.entry, staging, rate, loaded)
+                return node, source.stage(file.entry, staging, self._rate_of(file), loaded)
             except SourceCorrupt as error:
                 self._distrust(file, node, error)
                 refusals.append(error.message)
@@ -323,6 +352,9 @@ class FilePuller:
                     break
         self._note_gone(file, gone, merged, now_s)
         raise NoSource(f"file {file.entry.name}: {'; '.join(refusals) or 'no node has it'}", retriable=True)
+
+    def _rate_of(self, file: WantedFile) -> PullRate | YieldingRate:
+        return YieldingRate(self._rate, self._busy_share) if file.yields else self._rate
 
     def _note_gone(self, file: WantedFile, gone: set[str], merged: set[str], now_s: float) -> None:
         """Members that have merged a file have its rows, and no record brings these to a member that awaits it."""

@@ -22,7 +22,7 @@ from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.migration.early_copies import EarlyCopies, keeps_staged
-from headrace.consumers.migration.file_puller import FilePuller, WantedFile
+from headrace.consumers.migration.file_puller import FilePuller
 from headrace.consumers.migration.former_holders import FormerHolders
 from headrace.consumers.migration.pull import Pull, is_settled, missing_loads
 from headrace.consumers.migration.pull_environment import PullEnvironment
@@ -39,6 +39,7 @@ from headrace.consumers.migration.slot_pull import (
     pairs_of,
     slots_of_bits,
 )
+from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.settings import ReplicationLimits

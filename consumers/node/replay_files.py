@@ -9,7 +9,8 @@ from dataclasses import replace
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.migration.cut_source import CutSource, PeerCut
+from headrace.consumers.migration.cut_source import CutSource
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.heartbeat import StatusReader

@@ -15,7 +15,8 @@ from headrace.consumers.membership.metadata_group import APPEND_TIMEOUT_S, Metad
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.migration.cut_listing import led_by
-from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
+from headrace.consumers.migration.cut_source import CutSource, OwnCut, PresentFiles
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.node.readiness import Readiness

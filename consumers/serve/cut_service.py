@@ -7,6 +7,7 @@ and sealed the cut, and with `SegmentAwaited` while it is still pulling some of 
 `GET /api/v1/cut/rows?group=G&birth=B&target=T&target_birth=B&table=V&scan=JSON` sends rows that left with the cut of slot
 table V, from the moment on at which this member has applied it.
 `GET /api/v1/cut/file?group=G&birth=B&digest=D&part=both|segment|series&offset=N` sends any file of the group that is here.
+`GET /api/v1/cut/bundle?group=G&birth=B&digests=D,D` sends those of some small files that are here, see `file_bundle`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from headrace.consumers.migration.cut_listing import CutListing, files_document
 from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
 from headrace.consumers.migration.cut_source import (
     BOTH_PARTS,
+    BUNDLE_ROUTE,
     CUT_FILE_ROUTE,
     CUT_ROUTE,
     DIGEST_HEADER,
@@ -46,6 +48,7 @@ from headrace.consumers.migration.cut_source import (
     present_files,
     rows_of_cut,
 )
+from headrace.consumers.migration.file_bundle import FILES_MAX, SMALL_BYTES_MAX, encode_bundle
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
@@ -114,6 +117,19 @@ class CutService:
         next(chunks)
         return size - offset, "", chunks
 
+    def small_files(self, key: GroupKey, digests: Iterable[str]) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """See encode_bundle: those of some files that are here and small. Raises SlotNotHeld, CutRefused."""
+        group = self._group(key)
+        for digest in digests:
+            try:
+                if self._find(group, digest, 0).size_bytes <= SMALL_BYTES_MAX:
+                    _, series_digest, series = self.open(key, digest, SERIES_PART, 0)
+                    _, _, segment = self.open(key, digest, SEGMENT_PART, 0)
+                    yield digest, series_digest, b"".join(series), b"".join(segment)
+            except (SegmentAwaited, FileGone):
+                # Whoever asks for it alone reads why.
+                continue
+
     def _find(self, group: Group, digest: str, loaded: int) -> SegmentEntry:
         # Before the look: a file that is loaded in between is found.
         has_loaded = 0 < loaded <= group.store.loaded_version
@@ -166,7 +182,11 @@ def cut_routes(service: Callable[[], CutService]) -> list[Route]:
     async def file(request: Request) -> Response:
         return await _answer(lambda: _file(service(), request.query_params))
 
-    routes = {CUT_ROUTE: listing, PRESENT_ROUTE: present, NOTE_ROUTE: note, ROWS_ROUTE: rows, CUT_FILE_ROUTE: file}
+    async def bundle(request: Request) -> Response:
+        return await _answer(lambda: _bundle(service(), request.query_params))
+
+    routes = {CUT_ROUTE: listing, PRESENT_ROUTE: present, NOTE_ROUTE: note, ROWS_ROUTE: rows}
+    routes |= {CUT_FILE_ROUTE: file, BUNDLE_ROUTE: bundle}
     return [Route(route, answer, methods=["GET"]) for route, answer in routes.items()]
 
 
@@ -208,9 +228,7 @@ class _FileResponse(StreamingResponse):
 
 
 def _file(service: CutService, query: Mapping[str, str]) -> Response:
-    digest, part = query.get("digest", ""), query.get("part", SEGMENT_PART)
-    if len(digest) != DIGEST_DIGITS or set(digest) - set(string.hexdigits):
-        raise RequestInvalid("digest is not a content digest", action="send one of the list")
+    digest, part = _digest(query.get("digest", "")), query.get("part", SEGMENT_PART)
     if part not in (SEGMENT_PART, SERIES_PART, BOTH_PARTS):
         raise RequestInvalid(f"there is no part {part!r}", action=f"use {BOTH_PARTS}, {SEGMENT_PART} or {SERIES_PART}")
     key, offset, loaded = _key(query, "group", "birth"), _number(query, "offset", "0"), _number(query, "loaded", "0")
@@ -226,6 +244,20 @@ def _file(service: CutService, query: Mapping[str, str]) -> Response:
     # Without a length an early end of the file would look like its end.
     headers["content-length"] = str(series_bytes + size)
     return _FileResponse(first, chunks, headers)
+
+
+def _bundle(service: CutService, query: Mapping[str, str]) -> Response:
+    digests = query.get("digests", "").split(",")
+    if len(digests) > FILES_MAX:
+        raise RequestInvalid(f"{len(digests)} files are asked for at once", action=f"ask for {FILES_MAX} at most")
+    files = service.small_files(_key(query, "group", "birth"), [_digest(each) for each in digests])
+    return Response(encode_bundle(files), media_type="application/octet-stream")
+
+
+def _digest(text: str) -> str:
+    if len(text) != DIGEST_DIGITS or set(text) - set(string.hexdigits):
+        raise RequestInvalid("digest is not a content digest", action="send one of the list")
+    return text
 
 
 def _key(query: Mapping[str, str], name: str, birth: str) -> GroupKey:

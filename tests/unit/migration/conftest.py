@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.consumers.migration.peer_cut import PeerCut
 from tests.memory_directory import tmp_path
 from tests.unit.migration.moves import GAINED, HOUR_NS, Moves, random_rows, slot_of_row
 from tests.unit.store.builders import Row
 
-__all__ = ["STAYING", "moves", "tmp_path", "unchanged_moves"]
+__all__ = ["STAYING", "moves", "one_by_one", "tmp_path", "unchanged_moves"]
 
 STAYING = (0, 5, 10, 20)
 """Slots that do not move, and have rows all the same. A store has a file for each slice of each slot."""
@@ -30,6 +31,12 @@ def unchanged_moves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moves]
     """The same, once for all tests of a file that only ask."""
     with moving(tmp_path_factory.mktemp("moves")) as made:
         yield made
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files come together: each is asked for alone, as large ones are."""
+    monkeypatch.setattr(PeerCut, "stage_together", lambda *_of: frozenset())
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration.cut_listing import led_by
-from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
+from headrace.consumers.migration.cut_source import CutSource, OwnCut, PresentFiles
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group

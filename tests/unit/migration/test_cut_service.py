@@ -12,7 +12,8 @@ import xxhash
 from starlette.applications import Starlette
 
 from headrace.consumers.migration.copies_ahead import NOTES_MAX, CopiesAhead, CopyNote
-from headrace.consumers.migration.cut_source import DIGEST_HEADER, CutRefused, FileGone, PeerCut
+from headrace.consumers.migration.cut_source import DIGEST_HEADER, CutRefused, FileGone
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.slot_pull import pairs_of
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.serve.cut_service import CutService, cut_routes

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.migration import cut_source
-from headrace.consumers.migration.cut_source import PeerCut
+from headrace.consumers.migration import peer_cut
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.slot_pull import donors_of, moved_pairs
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.store import StoreFull
@@ -123,6 +123,7 @@ def test_a_cancelled_change_leaves_no_copy(first_phase: Moves) -> None:
     assert not staged(first_phase, "n4")
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_donor_that_fails_ahead_is_asked_again_after_the_cut(
     first_phase: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_donor_that_fails_ahead_is_asked_again_after_the_cut(
     finished(first_phase)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_full_disk_ends_the_copying_ahead_and_nothing_else(
     first_phase: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,13 +175,13 @@ def test_copies_survive_a_restart_in_between(first_phase: Moves, monkeypatch: py
     first_phase.nodes["n4"].restart(TARGET, first_phase.founding)
     assert early == staged(first_phase, "n4")
     fetched: list[str] = []
-    whole = cut_source.complete_file
+    whole = peer_cut.complete_file
 
     def noted(read: Any, file: Any, *arguments: Any) -> None:
         fetched.append(Path(file.path).stem)
         whole(read, file, *arguments)
 
-    monkeypatch.setattr(cut_source, "complete_file", noted)
+    monkeypatch.setattr(peer_cut, "complete_file", noted)
     first_phase.turns(count=10)
     assert early.isdisjoint(fetched)
     finished(first_phase)

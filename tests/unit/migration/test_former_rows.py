@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, request_node
-from headrace.consumers.migration import cut_source, former_holders
+from headrace.consumers.migration import former_holders, peer_cut
 from headrace.consumers.migration.cut_scan import CutAnswer, CutAnswerInvalid, CutScan
-from headrace.consumers.migration.cut_source import ROWS_ROUTE, PeerCut, rows_of_cut
+from headrace.consumers.migration.cut_source import ROWS_ROUTE, rows_of_cut
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.migration.slot_pull import PullState
 from headrace.consumers.replication.store_jobs import JobStep
@@ -249,12 +250,12 @@ def test_where_former_holders_do_not_answer_files_are_waited_for(moves: Moves, m
         patched.setattr(cut_rows, "VALUES_MAX", 10)
         assert former_of(node, "cpu") is None
     with monkeypatch.context() as patched:
-        patched.setattr(cut_source, "Deadline", lambda _timeout_s: Deadline(0.0))
+        patched.setattr(peer_cut, "Deadline", lambda _timeout_s: Deadline(0.0))
         assert former_of(node, "cpu") is None
     for module, name in (
         (cut_rows, "ROWS_BYTES_MAX"),
         (former_holders, "VALUES_MAX"),
-        (cut_source, "ROWS_ANSWER_BYTES_MAX"),
+        (peer_cut, "ROWS_ANSWER_BYTES_MAX"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, 10)

@@ -37,7 +37,7 @@ def keep_away(node: MovingNode) -> None:
     def without_files(name: str, key: GroupKey) -> Any:
         found = source(name, key)
         if found is not None and key.group == "n2":
-            found.stage = partial(_refused, name)  # type: ignore[method-assign]
+            found.stage = found.stage_together = partial(_refused, name)  # type: ignore[method-assign]
         return found
 
     node.source = without_files  # type: ignore[method-assign]

@@ -20,7 +20,8 @@ from headrace.connectors.processor import ProcessorTime
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
 from headrace.consumers.membership.running_change import RunningChange
-from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged, OwnCut, PeerCut
+from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged, OwnCut
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.pull_rate import PullRate, YieldingRate, yield_s
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
@@ -261,6 +262,7 @@ def test_a_linked_file_that_rotted_is_fetched_from_another_node(moves: Moves) ->
     finished(moves)
 
 
+@pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("cut_at", [1, 900])
 def test_a_donor_that_disappears_in_the_middle_is_replaced(
     moves: Moves, monkeypatch: pytest.MonkeyPatch, cut_at: int

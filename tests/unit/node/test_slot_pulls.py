@@ -8,7 +8,8 @@ from typing import Any
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.migration.cut_source import OwnCut, PeerCut
+from headrace.consumers.migration.cut_source import OwnCut
+from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.slot_pulls import NodePullEnvironment
 from headrace.schemas.framing import FORMAT_HEADER
