@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
     from headrace.consumers.store.encoders import encoding_threads
     from headrace.consumers.store.former_rows import FormerRows, RankedRows
-    from headrace.consumers.store.load_job import LoadJob, SeriesFile, awaited_entry, staged_names
+    from headrace.consumers.store.load_job import LoadJob, awaited_entry
     from headrace.consumers.store.memtable import MemtableSize, TableMetadata
     from headrace.consumers.store.pruning import ScanRequest
     from headrace.consumers.store.scan import TableScan
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.settings import StoreSettings
     from headrace.consumers.store.slot_moves import HandedRank, handed_tombstone
     from headrace.consumers.store.slots import Slots
+    from headrace.consumers.store.staged_file import SeriesFile, staged_names
     from headrace.consumers.store.store import Store
     from headrace.consumers.store.store_directory import StoreSnapshot
     from headrace.consumers.store.store_errors import (
@@ -69,7 +70,7 @@ _HOMES = {
     "SegmentEntry": "headrace.consumers.store.segment",
     "SegmentGone": "headrace.consumers.store.store_errors",
     "SegmentUnread": "headrace.consumers.store.store_errors",
-    "SeriesFile": "headrace.consumers.store.load_job",
+    "SeriesFile": "headrace.consumers.store.staged_file",
     "Slots": "headrace.consumers.store.slots",
     "StagedFileInvalid": "headrace.consumers.store.store_errors",
     "Store": "headrace.consumers.store.store",
@@ -91,7 +92,7 @@ _HOMES = {
     "handed_tombstone": "headrace.consumers.store.slot_moves",
     "plan_compaction": "headrace.consumers.store.compaction",
     "awaited_entry": "headrace.consumers.store.load_job",
-    "staged_names": "headrace.consumers.store.load_job",
+    "staged_names": "headrace.consumers.store.staged_file",
 }
 
 __all__ = [

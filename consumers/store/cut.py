@@ -22,11 +22,11 @@ from headrace.connectors.files import PARTIAL_SUFFIX, create_directories, fsync_
 from headrace.consumers.store.batch_columns import Mask
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import apply_tombstones, empty_last, encode_last, merge_last, newest_of_file
-from headrace.consumers.store.load_job import SeriesFile, staged_names
 from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import translate_errors
 from headrace.consumers.store.slots import Hold, Slots
+from headrace.consumers.store.staged_file import SeriesFile, staged_names
 from headrace.consumers.store.store_errors import CutUnready, SegmentAwaited, SegmentGone
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet

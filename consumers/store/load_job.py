@@ -18,65 +18,24 @@ together. A sync for each file would take longer than its transfer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import apply_tombstones, empty_last, encode_last, merge_last, newest_of_file
 from headrace.consumers.store.memtable import TableMetadata
-from headrace.consumers.store.segment import METADATA_PREFIX, Runs, SegmentEntry
-from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentName, file_digest, translate_errors
+from headrace.consumers.store.segment import Runs, SegmentEntry
+from headrace.consumers.store.segment_files import SegmentName, translate_errors
 from headrace.consumers.store.slots import without_held
+from headrace.consumers.store.staged_file import read_staged, staged_names
 from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.synced import place_of, ranked, share_ranks
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import tombstone
 from headrace.schemas.messages import Load, SyncedRows
-
-SERIES_SUFFIX = ".series"
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesFile:
-    """What travels beside a segment: the digest and size of its bytes, and its runs.
-
-    One line of JSON, then the runs as the index has them. The digest is the sender's: the bytes of two replicas
-    may differ, and those that were fetched must be the bytes that their sender sealed.
-    """
-
-    content_digest: str
-    file_digest: str
-    size_bytes: int
-    rows: int
-    runs: bytes
-
-    @classmethod
-    def of(cls, entry: SegmentEntry, runs: bytes) -> SeriesFile:
-        """The series file of a segment that is here."""
-        return cls(entry.content_digest, entry.file_digest, entry.size_bytes, entry.rows, runs)
-
-    def to_bytes(self) -> bytes:
-        """The content of the file."""
-        values = asdict(self)
-        del values["runs"]
-        return json.dumps(values, separators=(",", ":")).encode() + b"\n" + self.runs
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SeriesFile:
-        """The inverse of `to_bytes`. Raises ValueError, KeyError or TypeError for other bytes."""
-        line, _, runs = data.partition(b"\n")
-        return cls(**json.loads(line), runs=runs)
-
-
-def staged_names(content_digest: str) -> tuple[str, str]:
-    """The names of a segment and of its series in a staging directory or an export."""
-    return content_digest + SEGMENT_SUFFIX, content_digest + SERIES_SUFFIX
 
 
 def awaited_entry(version: int, load: Load) -> SegmentEntry:
@@ -234,16 +193,18 @@ class _Attaching:
             return False
         try:
             verified = verified or entry.content_digest in components.verified
-            found, runs = _checked(segment, series, entry, verified=verified)
+            found = components.verified.get(entry.content_digest) or read_staged(segment, series)
+            found.compare(entry, verified=verified)
         except StagedFileInvalid:
             discard(components, entry.content_digest)
             raise
         # A link and no rename: until the commit the file has to be staged, for a crash, and two tables may await one
         # content.
         components.files.link(entry.name, segment, synced=verified)
-        present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
-        self.rows.append((present, runs, known))
-        self.changes.added.append((present, found.runs))
+        sent = found.series
+        present = replace(entry, awaited=False, size_bytes=sent.size_bytes, file_digest=sent.file_digest)
+        self.rows.append((present, found.runs, known))
+        self.changes.added.append((present, sent.runs))
         self.names.append(entry.name)
         self.digests.add(entry.content_digest)
         return True
@@ -316,25 +277,3 @@ def discard(components: StoreComponents, content_digest: str) -> None:
     with translate_errors(components.staging):
         for name in staged_names(content_digest):
             (components.staging / name).unlink(missing_ok=True)
-
-
-def _checked(segment: Path, series: Path, entry: SegmentEntry, *, verified: bool) -> tuple[SeriesFile, Runs]:
-    """The content of a series file, after everything staged was compared with the entry of the load."""
-    try:
-        found = SeriesFile.from_bytes(series.read_bytes())
-        runs = Runs.from_bytes(found.runs)
-        times = (int(runs.first_ns.min()), int(runs.last_ns.max()), int(runs.lengths.sum()))
-        footer = pq.read_metadata(segment)
-        written = (footer.metadata or {}).get(f"{METADATA_PREFIX}content_digest".encode(), b"").decode()
-    # A damaged footer or stream fails in many ways, depending on the byte that changed.
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise StagedFileInvalid(f"the staged file {segment} cannot be read: {error!r}", retriable=True) from error
-    same_rows = times == (entry.min_time_ns, entry.max_time_ns, entry.rows) and footer.num_rows == entry.rows
-    if not same_rows or {found.content_digest, written} != {entry.content_digest}:
-        raise StagedFileInvalid(f"the staged file {segment} has other rows than {entry.name}", retriable=True)
-    # The content digest is not computed again, since that decodes every column. The bytes are those that the
-    # sender sealed, and its catalogue and the footer name the content.
-    same_bytes = segment.stat().st_size == found.size_bytes
-    if not same_bytes or (not verified and file_digest(segment) != found.file_digest):
-        raise StagedFileInvalid(f"the staged file {segment} has other bytes than its sender sealed", retriable=True)
-    return found, runs

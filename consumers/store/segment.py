@@ -179,6 +179,11 @@ class Runs:
             self._tags.append(TagIndex(self.keys))
         return self._tags[0]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return int(self.keys.nbytes + self.lengths.nbytes + self.first_ns.nbytes + self.last_ns.nbytes)
+
     @classmethod
     def of_times(cls, keys: pa.StringArray, lengths: Int64s, times: Int64s) -> Runs:
         """The runs of rows sorted by (series, time)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from headrace.consumers.store.memtable import TableMetadata, live_batch, newer_s
 from headrace.consumers.store.pruning import ScanRequest
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.slots import Hold, Slots
+from headrace.consumers.store.staged_file import read_staged, staged_names
+from headrace.consumers.store.store_errors import StagedFileInvalid
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.tombstones import Tombstone, tombstone
 from headrace.schemas.messages import Load
@@ -110,7 +113,10 @@ class SlotMoves:
 
     def note_verified(self, content_digest: str) -> None:
         """The bytes of a staged file were compared with the digest of their sender, and synced: its load trusts them."""
-        self._components.verified.add(content_digest)
+        segment, series = (self.staging_directory / name for name in staged_names(content_digest))
+        # What cannot be read is read again by the load, which refuses it.
+        with suppress(StagedFileInvalid):
+            self._components.verified.note(content_digest, read_staged(segment, series))
 
     def clear_staging(self) -> None:
         """Remove everything that is staged."""

@@ -33,6 +33,7 @@ from headrace.consumers.store.rollup_files import RollupFiles
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slots import Slots
+from headrace.consumers.store.staged_file import VerifiedFiles
 from headrace.consumers.store.store_errors import JobOutOfOrder
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tag_index import TagIndices
@@ -65,7 +66,7 @@ class StoreComponents:
     work_lock: threading.Lock = field(default_factory=threading.Lock)
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
-    verified: set[str] = field(default_factory=set)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     centres: CentreProgress = NO_CENTRES
 
     def commit(self, changes: IndexChanges, released: Slots | None = None) -> None:

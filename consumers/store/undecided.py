@@ -14,11 +14,11 @@ from pathlib import Path
 import xxhash
 
 from headrace.connectors.files import create_directories
-from headrace.consumers.store.load_job import SeriesFile
 from headrace.consumers.store.memtable import TableKey
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, translate_errors
 from headrace.consumers.store.segment_reader import schema_of_file
+from headrace.consumers.store.staged_file import SeriesFile
 from headrace.consumers.store.store_errors import SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet

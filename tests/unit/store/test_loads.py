@@ -23,6 +23,7 @@ from headrace.consumers.store import (
     Tombstone,
     last_rows,
     load_job,
+    staged_file,
 )
 from headrace.consumers.store.index import Index, IndexChanges
 from headrace.consumers.store.last_rows import LastRanks, last_batch, merge_last
@@ -149,14 +150,14 @@ def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypat
     wrong, _ = stage(store, files[1])
     wrong.write_bytes(wrong.read_bytes()[:4] + b"\xff" + wrong.read_bytes()[5:])
     commits, read = [0], list[Path]()
-    commit, digest = Index.commit, load_job.file_digest
+    commit, digest = Index.commit, staged_file.file_digest
 
     def counted(index: Index, *given: Any) -> None:
         commits[0] += 1
         commit(index, *given)
 
     monkeypatch.setattr(Index, "commit", counted)
-    monkeypatch.setattr(load_job, "file_digest", lambda path: (read.append(path), digest(path))[1])
+    monkeypatch.setattr(staged_file, "file_digest", lambda path: (read.append(path), digest(path))[1])
     digests = [file.entry.content_digest for file in files]
     with pytest.raises(StagedFileInvalid) as caught:
         store.attach(*digests, verified={digests[0]})
@@ -164,6 +165,43 @@ def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypat
     assert {digests[1], digests[2]} == {path.stem for path in read}
     assert (1, [files[1].entry.name]) == (commits[0], [each.name for each in store.awaited()])
     assert expected([row(1, 1), row(3, 3)]) == contents(store)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_was_read_of_a_verified_file_is_kept_for_its_load(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Up to a size; a file that was verified when it came has its bytes compared no more in either case."""
+    files = [one_file(row(at, at), first=at * 10, last=at * 10 + 9) for at in (1, 2)]
+    if not kept:
+        monkeypatch.setattr(staged_file, "KEPT_BYTES_MAX", 10)
+    for file in files:
+        stage(store, file)
+        store.note_verified(file.entry.content_digest)
+    read, real = list[Path](), staged_file.read_staged
+
+    def counted(segment: Path, series: Path) -> staged_file.StagedFile:
+        read.append(segment)
+        return real(segment, series)
+
+    monkeypatch.setattr(load_job, "read_staged", counted)
+    monkeypatch.setattr(staged_file, "file_digest", lambda _path: "")
+    for version, file in enumerate(files, 1):
+        load(store, version, file)
+    assert ([] if kept else [file.entry.content_digest for file in files]) == [path.stem for path in read]
+    assert expected([row(1, 1), row(2, 2)]) == contents(store)
+    assert all(file.entry.content_digest not in store._components.verified for file in files)
+
+
+def test_a_verified_file_that_cannot_be_read_is_awaited(store: Store) -> None:
+    """Its load looks again, and removes it: it is fetched once more."""
+    file = one_file(row(1, 1))
+    _, series = stage(store, file)
+    series.write_bytes(b"no series")
+    store.note_verified(file.entry.content_digest)
+    load(store, 1, file)
+    assert [file.entry.name] == [entry.name for entry in store.awaited()]
+    assert not series.exists()
 
 
 def test_a_file_that_is_not_here_is_awaited(store: Store, reopened: Any) -> None:
