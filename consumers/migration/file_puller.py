@@ -24,7 +24,7 @@ from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group import Group
-from headrace.consumers.store import StagedFileInvalid, StoreFull, staged_names
+from headrace.consumers.store import StagedFileInvalid, StoreFull
 from headrace.schemas.errors import HeadraceError
 
 RETRY_S = 1.0
@@ -207,19 +207,21 @@ class FilePuller:
         return alike[: bundle_of([file.entry for file in alike])]
 
     def _stage_together(self, files: Sequence[WantedFile]) -> dict[tuple[str, str], _Staged]:
-        """Bring small files with one request, by key; those that it does not bring are staged alone."""
-        wanted = {file.entry.content_digest: file for file in files if self._is_wanted(file)}
+        """Bring small files with one request, by key, with those that are staged; the others are staged alone."""
+        wanted = [file for file in files if file.is_wanted]
+        staged = {file.key: _Staged(file, "", verified=False) for file in wanted if file.is_staged}
+        left = {file.entry.content_digest: file for file in wanted if file.key not in staged}
         file = files[0]
         (node, key), staging = file.sources[0], file.group.store.staging_directory
         try:
-            source = self._environment.source(node, key)
-            entries = [each.entry for each in wanted.values()]
-            found = source.stage_together(entries, staging, self._rate_of(file)) if source is not None else ()
+            source, entries = self._environment.source(node, key), [each.entry for each in left.values()]
+            if entries and source is not None:
+                found = source.stage_together(entries, staging, self._rate_of(file))
+                staged |= {left[digest].key: _Staged(left[digest], node, verified=True) for digest in found}
         except HeadraceError as error:
             # Staged alone, each file that fails shows its own reason.
-            _log.debug("files not staged together", group=file.group.name, files=len(wanted), error=str(error))
-            return {}
-        return {wanted[digest].key: _Staged(wanted[digest], node, verified=True) for digest in found}
+            _log.debug("files not staged together", group=file.group.name, files=len(left), error=str(error))
+        return staged
 
     def _put_back(self, files: Sequence[WantedFile], together: Collection[tuple[str, str]]) -> list[WantedFile]:
         """The files that came together, and the first that did not: the others are due again, each alone."""
@@ -231,11 +233,6 @@ class FilePuller:
                 self._due[file.key] = file
         return [file for file in files if file not in left[1:]]
 
-    def _is_wanted(self, file: WantedFile) -> bool:
-        """Whether a file is due still: the list may be older than the end of an earlier attempt, or than the load."""
-        store = file.group.store
-        return not store.has_loaded(file.entry) if file.ahead else store.awaits(file.entry.content_digest)
-
     def _attempt(self, file: WantedFile, together: _Staged | None) -> _Staged | float:
         """Fetch one file, unless it came with others, to be attached; or the seconds to wait before it is tried again.
 
@@ -245,7 +242,7 @@ class FilePuller:
             self._copy_ahead(file, together)
             return 0.0
         try:
-            return (together or _Staged(file, *self._stage(file))) if self._is_wanted(file) else 0.0
+            return (together or _Staged(file, *self._stage(file))) if file.is_wanted else 0.0
         except TransferStopped:
             return RETRY_S
         except StoreFull as error:
@@ -257,7 +254,7 @@ class FilePuller:
     def _copy_ahead(self, file: WantedFile, together: _Staged | None) -> None:
         """Stage a file that is not due yet. One that fails is fetched when it is."""
         try:
-            if self._is_wanted(file) and (together is not None or self._stage(file)[1]):
+            if file.is_wanted and (together.verified if together else self._stage(file)[1]):
                 file.group.store.note_verified(file.entry.content_digest)
         except StoreFull as error:
             # What is due needs the space: nothing more is copied ahead for this change.
@@ -326,7 +323,7 @@ class FilePuller:
         """
         staging, refusals = file.group.store.staging_directory, list[str]()
         gone, merged = set[str](), set[str]()
-        if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
+        if file.is_staged:
             return "", False
         now_s = self._clock.monotonic_s()
         for node, key in file.sources:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.consumers.migration.file_bundle import SMALL_BYTES_MAX
 from headrace.consumers.replication.group import Group
-from headrace.consumers.store import SegmentEntry
+from headrace.consumers.store import SegmentEntry, staged_names
 from headrace.schemas.group_changes import GroupKey
 
 
@@ -43,3 +43,15 @@ class WantedFile:
     def key(self) -> tuple[str, str]:
         """By topic and content: files of equal content are attached together."""
         return self.topic, self.entry.content_digest
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is due still: a list may be older than the end of an earlier attempt, or than the load."""
+        store = self.group.store
+        return not store.has_loaded(self.entry) if self.ahead else store.awaits(self.entry.content_digest)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is in the staging directory with its series."""
+        staging = self.group.store.staging_directory
+        return all((staging / name).exists() for name in staged_names(self.entry.content_digest))

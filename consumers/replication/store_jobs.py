@@ -39,6 +39,8 @@ _log = structlog.get_logger(__name__)
 
 
 JobStep = Callable[[], float | None]
+IsUrgent = Callable[[], bool]
+"""Whether somebody waits for a step; asked when its turn has come."""
 
 
 class JobHandle(Protocol):
@@ -59,8 +61,8 @@ class JobPool(Protocol):
     A step is called again, as many seconds later as it returned, until it returns None.
     """
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> JobHandle:
-        """Run a step behind all those before; `urgent`: somebody waits for it."""
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> JobHandle:
+        """Run a step behind all those before."""
         ...
 
     def hurry(self) -> None:
@@ -82,10 +84,9 @@ class JobThread:
         self._urgent.submit(lambda: None)
         self._hurrying = threading.Event()
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> JobHandle:
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> JobHandle:
         """See JobPool."""
-        # A thread cannot raise its priority again. The first one keeps the order, and waits for the other.
-        return self._threads.submit(self._pass_on if urgent else self._repeat, step)
+        return self._threads.submit(self._take, step, urgent)
 
     def hurry(self) -> None:
         """See JobPool."""
@@ -96,8 +97,12 @@ class JobThread:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._urgent.shutdown()
 
-    def _pass_on(self, step: JobStep) -> None:
-        self._urgent.submit(self._repeat, step).result()
+    def _take(self, step: JobStep, urgent: IsUrgent) -> None:
+        # A thread cannot raise its priority again. The first one keeps the order, and waits for the other.
+        if urgent():
+            self._urgent.submit(self._repeat, step).result()
+        else:
+            self._repeat(step)
 
     def _repeat(self, step: JobStep) -> None:
         while (pause_s := step()) is not None:
@@ -204,7 +209,8 @@ class StoreJobQueue:
         # a replica whose log waits for its jobs would never catch up.
         job.urgent = job.urgent or self._held_up
         self._held_up = False
-        waiting.append(self._pool.submit(lambda: self._turn(job, counted), urgent=job.urgent))
+        # Most loads are done with one before them: passed on all the same, hundreds took a second.
+        waiting.append(self._pool.submit(lambda: self._turn(job, counted), urgent=lambda: job.urgent and not job.done))
 
     def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
         """The jobs that are unfinished with one of this kind, and how many of them may be."""
@@ -266,6 +272,8 @@ class StoreJobQueue:
         # are missing.
         if self._stopping:
             return None
+        # With one before it, which has reported that.
+        already = job.done
         try:
             job.run()
         except JobSuperseded as error:
@@ -286,7 +294,11 @@ class StoreJobQueue:
             self._fail(job, repr(error))
             _log.exception("storing failed", group=self._group)
             return None
-        self._done(job, counted)
+        if not already:
+            self._report(job)
+        with self._changed:
+            self._open -= counted
+            self._changed.notify_all()
         return None
 
     def _wait(self, job: StoreJob, reason: str) -> float:
@@ -300,7 +312,7 @@ class StoreJobQueue:
             _log.error("group stopped", group=self._group, reason=error, version=job.version)
         self.cancel()
 
-    def _done(self, job: StoreJob, counted: bool) -> None:
+    def _report(self, job: StoreJob) -> None:
         self._awaits_file = False
         if self._health.report(Event.STORE):
             _log.info("storing resumed", group=self._group, version=job.version)
@@ -308,11 +320,7 @@ class StoreJobQueue:
             self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
             self.sealed_version = job.version
             self._on_sealed(self._group, job.version)
-        size_bytes = self._store.size_bytes
-        with self._changed:
-            self.size_bytes = size_bytes
-            self._open -= counted
-            self._changed.notify_all()
+        self.size_bytes = self._store.size_bytes
 
 
 def _is_full(waiting: deque[JobHandle], limit: int) -> bool:

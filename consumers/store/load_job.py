@@ -98,7 +98,9 @@ class LoadJob(StoreJob):
 
     def run(self) -> None:
         """See StoreJob. Raises JobSuperseded for a file that cannot be one of this store, also when it is called again."""
-        super().run()
+        # A look without locks: hundreds of loads are done with the first of them.
+        if not self.done:
+            super().run()
         if self._void:
             raise JobSuperseded(self._void)
 

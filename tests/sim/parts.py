@@ -35,7 +35,7 @@ from headrace.consumers.replication import (
 )
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.wal import WriteAheadLog
 from headrace.schemas.framing import format_headers
 from tests.sim import rows
@@ -149,7 +149,7 @@ class SimPool:
         self._queue: list[tuple[JobStep, SimHandle]] = []
         self._busy = False
 
-    def submit(self, step: Callable[..., float | None], *args: Any, urgent: bool = False) -> SimHandle:
+    def submit(self, step: Callable[..., float | None], *args: Any, urgent: IsUrgent = lambda: False) -> SimHandle:
         """See JobPool."""
         handle = SimHandle(self._run)
         self._queue.append((partial(step, *args), handle))

@@ -23,7 +23,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.leader_tasks import NotLeader
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.serve.cut_service import CutService, cut_routes
 from headrace.consumers.serve.server import Server
 from headrace.consumers.store import Store
@@ -98,7 +98,7 @@ class FixedTables:
 class InlineJobs:
     """A JobPool that runs each step at once, until it ends."""
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> InlineJobs:
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> InlineJobs:
         """See JobPool."""
         while step() is not None:
             pass

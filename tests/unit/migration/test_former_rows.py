@@ -19,7 +19,7 @@ from headrace.consumers.migration.cut_source import ROWS_ROUTE, rows_of_cut
 from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.migration.slot_pull import PullState
-from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.store import CutUnready, FormerRows, RankedRows, ScanRequest, TableMetadata, cut_rows
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete, Seal, Write
@@ -99,7 +99,7 @@ def test_rows_of_a_cut_are_there_before_its_seal(tmp_path: Path, monkeypatch: py
     """From the memory of the donor, without those of slots that stay, and without what was deleted before the cut."""
     jobs = list[JobStep]()
 
-    def held(self: object, step: JobStep, *, urgent: bool = False) -> object:
+    def held(self: object, step: JobStep, *, urgent: IsUrgent = lambda: False) -> object:
         del urgent
         jobs.append(step)
         return self

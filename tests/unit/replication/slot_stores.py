@@ -19,7 +19,7 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.store import Slots, Store, StoreSettings, staged_names
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.group_changes import Slots as SlotNumbers
@@ -49,7 +49,7 @@ class LazyPool:
         self.waiting: list[Any] = []
         self.ended: set[int] = set()
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> Any:
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> Any:
         """See JobPool."""
         pool = self
 

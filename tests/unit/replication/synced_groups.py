@@ -16,7 +16,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.store import SeriesFile, Store, StoreSettings, staged_names
 from headrace.consumers.store.row_order import sort_table
 from headrace.consumers.store.segment import EncodedSegment, encode_segment
@@ -77,7 +77,7 @@ class SlowPool:
     def __init__(self) -> None:
         self.waiting: list[JobStep] = []
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> Any:
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> Any:
         """See JobPool."""
         self.waiting.append(step)
 

@@ -15,11 +15,12 @@ from headrace.consumers.replication.group_health import Aspect, GroupHealth, Sta
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import NO_CONTENT, JobStep, JobThread, StoreJobQueue
+from headrace.consumers.replication.store_jobs import NO_CONTENT, IsUrgent, JobStep, JobThread, StoreJobQueue
 from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN
-from tests.unit.store.builders import Row, seal, write
+from tests.unit.store.builders import CPU, DATABASE, Row, seal, write
+from tests.unit.store.foreign import foreign_files, load_of
 from tests.waiting import eventually
 
 ROWS: list[Row] = [({"host": "a"}, at, {"note": "x"}) for at in range(4)]
@@ -54,7 +55,7 @@ def test_an_urgent_step_keeps_its_place() -> None:
         return step
 
     pool.submit(note("first", repeats=2))
-    pool.submit(note("second", repeats=2), urgent=True)
+    pool.submit(note("second", repeats=2), urgent=lambda: True)
     pool.submit(note("third")).result()
     pool.shutdown()
     assert [("first", False)] * 3 + [("second", True)] * 3 + [("third", False)] == attempts
@@ -111,11 +112,13 @@ class HeldPool:
     def __init__(self) -> None:
         self.steps: list[JobStep] = []
         self.urgent: list[bool] = []
+        self.are_urgent: list[IsUrgent] = []
 
-    def submit(self, step: JobStep, *, urgent: bool = False) -> HeldPool:
+    def submit(self, step: JobStep, *, urgent: IsUrgent = lambda: False) -> HeldPool:
         """See JobPool."""
         self.steps.append(step)
-        self.urgent.append(urgent)
+        self.urgent.append(urgent())
+        self.are_urgent.append(urgent)
         return self
 
     def done(self) -> bool:
@@ -195,6 +198,27 @@ def test_a_job_that_the_log_has_waited_for_is_no_background_work(scene: Scene) -
     scene.queue.seal(scene.store.freeze(6, 1, b"state"), 6, 70)
     # Two may be unfinished, so the third had to wait, and the fourth; behind the end of all of them nobody waits.
     assert [False, False, True, True, False] == scene.pool.urgent
+
+
+def test_loads_that_are_done_with_the_first_are_counted_and_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of them have nothing to do: passed on to the urgent thread, and reported each, they took a second."""
+    scene.seal()
+    for version, first in enumerate((10, 20, 30), 3):
+        (file,) = foreign_files([({"host": "a"}, first, {"busy": 1})], (1, first, first + 9))
+        scene.queue.submit(scene.store.load(version, load_of(file, 2), CPU, DATABASE))
+    reported = list[int]()
+    report = StoreJobQueue._report
+    monkeypatch.setattr(StoreJobQueue, "_report", lambda queue, job: (reported.append(job.version), report(queue, job)))
+    assert [False, True, True, True] == [is_urgent() for is_urgent in scene.pool.are_urgent]
+    for step in scene.pool.steps[:2]:
+        assert step() is None
+    assert [False] * 4 == [is_urgent() for is_urgent in scene.pool.are_urgent]
+    assert (-1, 3) == (scene.queue.version, len(scene.store.awaited()))
+    for step in scene.pool.steps[2:]:
+        assert step() is None
+    assert (5, [2, 3]) == (scene.queue.version, reported)
 
 
 def test_a_digest_of_files_that_change_meanwhile_is_of_no_version(
