@@ -6,6 +6,7 @@ from headrace.connectors.files.durable import (
     fsync_directory,
     fsync_file,
     rename_durably,
+    sync_together,
     unlink_durably,
     write_atomically,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "fsync_file",
     "read_holder",
     "rename_durably",
+    "sync_together",
     "unlink_durably",
     "write_atomically",
 ]

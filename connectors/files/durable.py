@@ -8,12 +8,16 @@ durable until the file is. Every function here does both, in the order that leav
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PARTIAL_SUFFIX = ".partial"
 """Suffix of a file that is still being written. Whoever finds one after a crash may delete it."""
 
+SYNCED_ALONE_MAX = 8
+"""So many files are synced by the thread that asks."""
+SYNC_THREADS = 8
 AnyPath = str | os.PathLike[str]
 
 
@@ -33,6 +37,27 @@ def fsync_file(path: AnyPath) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_together(sync: Callable[[str], None], names: Sequence[str]) -> None:
+    """Calls `sync` for each name, many of them at the same time.
+
+    Raises the error of one that failed, when all have ended. One after the other, each waits for the disk and then for
+    a processor: on a busy machine that was 5 ms for a directory of which nothing was left to write.
+    """
+    if len(names) <= SYNCED_ALONE_MAX:
+        for name in names:
+            sync(name)
+        return
+    with ThreadPoolExecutor(SYNC_THREADS, "sync") as threads:
+        shares = [threads.submit(_sync_each, sync, names[place::SYNC_THREADS]) for place in range(SYNC_THREADS)]
+    for share in shares:
+        share.result()
+
+
+def _sync_each(sync: Callable[[str], None], names: Sequence[str]) -> None:
+    for name in names:
+        sync(name)
 
 
 def create_directories(directory: AnyPath) -> Path:

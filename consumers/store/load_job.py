@@ -18,6 +18,7 @@ together. A sync for each file would take longer than its transfer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -30,7 +31,7 @@ from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName, translate_errors
 from headrace.consumers.store.slots import without_held
 from headrace.consumers.store.staged_file import read_staged, staged_names
-from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid
+from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid, StoreUnwritable
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.synced import place_of, ranked, share_ranks
 from headrace.consumers.store.tombstone_set import TombstoneSet
@@ -172,6 +173,8 @@ class _Attaching:
     digests: set[str] = field(default_factory=set)
     rows: list[tuple[SegmentEntry, Runs, TableMetadata]] = field(default_factory=list)
     last: dict[BucketKey, pa.RecordBatch] = field(default_factory=dict)
+    staged: set[str] | None = None
+    """The names in the staging directory: a look at it costs less than one at each of hundreds of files."""
 
     def load(self, entry: SegmentEntry, known: TableMetadata) -> None:
         """Adds a file of a load. Raises StoreFull or StoreUnwritable."""
@@ -190,9 +193,12 @@ class _Attaching:
         Raises StagedFileInvalid (the staged files are then removed), StoreFull or StoreUnwritable.
         """
         components = self.components
-        segment, series = (components.staging / name for name in staged_names(entry.content_digest))
-        if not segment.exists() or not series.exists():
+        if self.staged is None:
+            self.staged = set(os.listdir(components.staging)) if components.staging.exists() else set()
+        names = staged_names(entry.content_digest)
+        if not self.staged.issuperset(names):
             return False
+        segment, series = (components.staging / name for name in names)
         try:
             verified = verified or entry.content_digest in components.verified
             found = components.verified.get(entry.content_digest) or read_staged(segment, series)
@@ -202,7 +208,13 @@ class _Attaching:
             raise
         # A link and no rename: until the commit the file has to be staged, for a crash, and two tables may await one
         # content.
-        components.files.link(entry.name, segment, synced=verified)
+        try:
+            components.files.link(entry.name, segment, synced=verified)
+        except StoreUnwritable as error:
+            if segment.exists():
+                raise
+            # Removed at this moment, since nobody knew of the load that names it.
+            raise StagedFileInvalid(f"the staged file {segment} has left", retriable=True) from error
         sent = found.series
         present = replace(entry, awaited=False, size_bytes=sent.size_bytes, file_digest=sent.file_digest)
         self.rows.append((present, found.runs, known))

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import xxhash
 
-from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory, fsync_file
+from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory, fsync_file, sync_together
 from headrace.consumers.store.store_errors import StoreError, StoreFull, StoreRetired, StoreUnwritable
 
 SEGMENT_SUFFIX = ".parquet"
@@ -126,12 +126,14 @@ class SegmentFiles:
         # Bytes before the name: a crash must not leave the final name on a file with missing pages. Opening trusts the
         # size of a file and does not read it. All at once: file systems write down many files with one commit of
         # their journal, for which every other writer of that disk waits.
-        for name in names:
-            with translate_errors(self.path(name)):
-                fsync_file(self._partial(name))
+        sync_together(self._sync, names)
         for name in names:
             with translate_errors(self.path(name)):
                 os.rename(self._partial(name), self.path(name))
+
+    def _sync(self, name: str) -> None:
+        with translate_errors(self.path(name)):
+            fsync_file(self._partial(name))
 
     def discard(self, names: Iterable[str]) -> None:
         """Removes staged files. After a failed sync they must be written again: their pages count as clean."""
@@ -153,10 +155,16 @@ class SegmentFiles:
             # Bytes before the name, as in `write`: whoever staged the file may not have synced it.
             if not synced:
                 fsync_file(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # There is one if an earlier attempt failed behind this line.
-            target.unlink(missing_ok=True)
-            os.link(source, target)
+            # Most often it is there: a load links hundreds of files, and each call may wait for a processor.
+            try:
+                os.link(source, target)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source, target)
+            except FileExistsError:
+                # Of an earlier attempt, which failed behind this line.
+                target.unlink()
+                os.link(source, target)
 
     def sync_directories(self, names: Iterable[str]) -> None:
         """Makes the names of files, and of the directories above them up to the root, durable."""
@@ -171,8 +179,8 @@ class SegmentFiles:
                 named.add(directory)
                 directory = os.path.dirname(directory)
         with translate_errors(self.root):
-            for directory in sorted(changed | {os.path.dirname(each) for each in named}, reverse=True):
-                fsync_directory(self.path(directory))
+            directories = sorted(changed | {os.path.dirname(each) for each in named}, reverse=True)
+            sync_together(lambda directory: fsync_directory(self.path(directory)), directories)
         self._durable |= named
 
     def pin(self, names: Iterable[str]) -> None:

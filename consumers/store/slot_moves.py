@@ -120,8 +120,9 @@ class SlotMoves:
 
     def clear_staging(self) -> None:
         """Remove everything that is staged."""
-        shutil.rmtree(self.staging_directory, ignore_errors=True)
+        # In this order: what a load finds in memory must be on the disk.
         self._components.verified.clear()
+        shutil.rmtree(self.staging_directory, ignore_errors=True)
 
     def attach(self, *content_digests: str, verified: Collection[str] = ()) -> int:
         """Attaches staged files wherever they are awaited; returns the number of segments that they became.

@@ -86,7 +86,10 @@ class StagedFile:
             raise StagedFileInvalid(f"the staged file {self.segment} has other rows than {entry.name}", retriable=True)
         # The content digest is not computed again, since that decodes every column. The bytes are those that the
         # sender sealed, and its catalogue and the footer name the content.
-        same_bytes = self.segment.stat().st_size == self.series.size_bytes
+        try:
+            same_bytes = self.segment.stat().st_size == self.series.size_bytes
+        except OSError as error:
+            raise StagedFileInvalid(f"the staged file {self.segment} cannot be read: {error!r}") from error
         if not same_bytes or (not verified and file_digest(self.segment) != self.series.file_digest):
             raise StagedFileInvalid(
                 f"the staged file {self.segment} has other bytes than its sender sealed", retriable=True
@@ -125,10 +128,9 @@ class VerifiedFiles:
         return content_digest in self._files
 
     def note(self, content_digest: str, found: StagedFile) -> None:
-        """A file is verified."""
+        """A file is verified; one with other bytes may have taken its place since it was noted before."""
+        self.discard(content_digest)
         with self._lock:
-            if content_digest in self._files:
-                return
             fits = self._kept_bytes + found.kept_bytes <= KEPT_BYTES_MAX
             self._files[content_digest] = found if fits else None
             self._kept_bytes += found.kept_bytes if fits else 0

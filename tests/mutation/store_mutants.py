@@ -74,8 +74,8 @@ STORE = (
     Mutant(
         "segment_not_synced",
         "store/segment_files.py",
-        "                fsync_file(self._partial(name))\n",
-        "                pass\n",
+        "            fsync_file(self._partial(name))\n",
+        "            pass\n",
         (ORDER,),
     ),
     Mutant(
@@ -88,9 +88,8 @@ STORE = (
     Mutant(
         "names_of_segments_not_synced",
         "store/segment_files.py",
-        "            for directory in sorted(changed | {os.path.dirname(each) for each in named}, reverse=True):\n"
-        "                fsync_directory(self.path(directory))\n",
-        "            del changed\n",
+        "            sync_together(lambda directory: fsync_directory(self.path(directory)), directories)\n",
+        "            del directories\n",
         (ORDER,),
     ),
     Mutant(

@@ -33,7 +33,7 @@ def test_only_the_threads_of_background_work_are_nicer() -> None:
     jobs.submit(lambda: found.append(niceness())).result()
     jobs.shutdown()
     jobs = JobThread("test", 3)
-    jobs.submit(lambda: urgent.append(niceness()), urgent=True).result()
+    jobs.submit(lambda: urgent.append(niceness()), urgent=lambda: True).result()
     jobs.shutdown()
     task = PeriodicTask("test", 0.01, lambda: found.append(niceness()), nice=3)
     task.start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from headrace.connectors.files import (
     create_directories,
     fsync_file,
     rename_durably,
+    sync_together,
     unlink_durably,
     write_atomically,
 )
@@ -82,6 +85,26 @@ def test_renames_and_deletions_are_synced(tmp_path: Path, calls: list[str]) -> N
     unlink_durably(tmp_path / "a" / "file")
     assert [] == os.listdir(tmp_path / "a")
     assert 6 == len(calls)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 100])
+def test_many_files_are_synced_together(count: int) -> None:
+    """Each once, by several threads if there are many; one that fails ends none of the others, and is raised."""
+    names, synced, threads = [str(number) for number in range(count)], list[str](), set[str]()
+
+    def sync(name: str) -> None:
+        threads.add(threading.current_thread().name)
+        synced.append(name)
+        if name == "0" and count > 8:
+            raise OSError("no disk")
+
+    with nullcontext() if count <= 8 else pytest.raises(OSError, match="no disk"):
+        sync_together(sync, names)
+    missing = set(names) - set(synced)
+    assert missing <= set(names[0::8])
+    assert ({threading.current_thread().name} == threads) is (count <= 8)
+    if count <= 8:
+        assert names == synced
 
 
 def test_a_held_directory_names_the_holder(tmp_path: Path) -> None:
