@@ -92,6 +92,13 @@ def last_of_segment(rows: SegmentRows, entry: SegmentEntry) -> pa.RecordBatch:
     return last_batch(rows.runs.keys, rows.times[ends], LastRanks.of_segment(entry, len(ends)), fields)
 
 
+def known_times(known: pa.RecordBatch, keys: pa.StringArray) -> Int64s:
+    """The time of the last row of each series in `known`; the earliest time for one that has none."""
+    place = pc.index_in(keys, value_set=known.column(0))
+    times: Int64s = pc.fill_null(known.column(1).take(place), _EARLIEST).to_numpy()
+    return times
+
+
 def newest_of_file(
     path: Path,
     entry: SegmentEntry,
@@ -105,9 +112,7 @@ def newest_of_file(
     `tombstones` are those that are not applied to the file. Only rows that matter are read: the series of most
     files of earlier slices have a newer row already.
     """
-    place = pc.index_in(runs.keys, value_set=known.column(0))
-    newest = pc.fill_null(known.column(1).take(place), _EARLIEST).to_numpy()
-    wanted = runs.last_ns >= newest
+    wanted = runs.last_ns >= known_times(known, runs.keys)
     if not wanted.any():
         return None
     # A tombstone may leave an older row the newest one; without any it is the last of its series.

@@ -24,9 +24,17 @@ from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
+from headrace.consumers.store.batch_columns import Int64s
 from headrace.consumers.store.index import BucketKey, IndexChanges
-from headrace.consumers.store.last_rows import apply_tombstones, empty_last, encode_last, merge_last, newest_of_file
-from headrace.consumers.store.memtable import TableMetadata
+from headrace.consumers.store.last_rows import (
+    apply_tombstones,
+    empty_last,
+    encode_last,
+    known_times,
+    merge_last,
+    newest_of_file,
+)
+from headrace.consumers.store.memtable import TableKey, TableMetadata
 from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName, translate_errors
 from headrace.consumers.store.slots import without_held
@@ -34,9 +42,10 @@ from headrace.consumers.store.staged_file import read_staged, staged_names
 from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid, StoreUnwritable
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.synced import place_of, ranked, share_ranks
-from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES
 from headrace.consumers.store.tombstones import tombstone
 from headrace.schemas.messages import Load, SyncedRows
+from headrace.schemas.tables import FieldType
 
 
 def awaited_entry(version: int, load: Load) -> SegmentEntry:
@@ -172,7 +181,6 @@ class _Attaching:
     names: list[str] = field(default_factory=list)
     digests: set[str] = field(default_factory=set)
     rows: list[tuple[SegmentEntry, Runs, TableMetadata]] = field(default_factory=list)
-    last: dict[BucketKey, pa.RecordBatch] = field(default_factory=dict)
     staged: set[str] | None = None
     """The names in the staging directory: a look at it costs less than one at each of hundreds of files."""
 
@@ -226,34 +234,57 @@ class _Attaching:
     def commit(self, loaded_version: int | None = None) -> None:
         """Makes all of it durable and visible. Raises StoreFull or StoreUnwritable, and may then be made anew."""
         self.components.files.sync_directories(self.names)
+        last = _LastRows(self.components)
         # Newest first: the last rows that are known from them spare reading older files.
         for entry, runs, known in sorted(self.rows, key=lambda each: each[0].max_time_ns, reverse=True):
             # The schema of the newest load has the columns of all of them, whichever is read last.
-            self._note_last(entry, runs, self.changes.tables.get((entry.database, entry.table), known))
-        self.changes.last = {bucket: encode_last(rows) for bucket, rows in self.last.items()}
+            last.note(entry, runs, self.changes.tables.get((entry.database, entry.table), known))
+        self.changes.last = {bucket: encode_last(rows) for bucket, rows in last.rows.items()}
         self.changes.loaded_version = loaded_version
         self.components.commit(self.changes)
         # Behind the commit: after a crash before it the files are attached from here once more.
         for content_digest in self.digests:
             discard(self.components, content_digest)
 
-    def _note_last(self, entry: SegmentEntry, runs: Runs, known: TableMetadata) -> None:
-        """The last rows of the file's bucket, with those of the file."""
-        view, table = self.components.view, (entry.database, entry.table)
+
+class _LastRows:
+    """The last rows of the buckets that files join, `rows`: those known before, with those of the files."""
+
+    def __init__(self, components: StoreComponents) -> None:
+        self._components = components
+        self.rows: dict[BucketKey, pa.RecordBatch] = {}
+        self._fields: dict[TableKey, dict[str, FieldType]] = {}
+        self._tombstones = components.view.tombstones_by_table()
+        self._times: dict[BucketKey, tuple[pa.RecordBatch, pa.StringArray, Int64s]] = {}
+
+    def note(self, entry: SegmentEntry, runs: Runs, known: TableMetadata) -> None:
+        """A file joins, the newest first. `known` is the same for each of a table."""
+        view, table = self._components.view, (entry.database, entry.table)
         if view.is_held(entry):
             return
-        bucket, fields = (*table, entry.bucket), known.schema.field_types()
-        tombstones = view.tombstones_by_table().get(table, TombstoneSet())
-        earlier = self.last.get(bucket)
-        if earlier is None:
-            sealed = self.components.last(bucket)
+        if (fields := self._fields.get(table)) is None:
+            fields = self._fields[table] = known.schema.field_types()
+        bucket, tombstones = (*table, entry.bucket), self._tombstones.get(table, NO_TOMBSTONES)
+        if (earlier := self.rows.get(bucket)) is None:
+            sealed = self._components.last(bucket)
             # Before the rows of a file join them: a delete that came before the file removes a last row together
             # with all older ones, and those of the file may be older and not its concern.
             earlier = empty_last(fields) if sealed is None else sealed
             earlier = apply_tombstones(earlier, tombstones.newer_than(view.frontier), view.era_max)
-        path = self.components.files.path(entry.name)
+            self.rows[bucket] = earlier
+        if not (runs.last_ns >= self._times_of(bucket, runs.keys)).any():
+            return
+        path = self._components.files.path(entry.name)
         newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), earlier, fields)
-        self.last[bucket] = earlier if newest is None else merge_last([earlier, newest], fields)
+        if newest is not None:
+            self.rows[bucket] = merge_last([earlier, newest], fields)
+
+    def _times_of(self, bucket: BucketKey, keys: pa.StringArray) -> Int64s:
+        """The times of the last rows of some series, which most files of a bucket share."""
+        found, rows = self._times.get(bucket), self.rows[bucket]
+        if found is None or found[0] is not rows or not found[1].equals(keys):
+            found = self._times[bucket] = rows, keys, known_times(rows, keys)
+        return found[2]
 
 
 def attach(components: StoreComponents, content_digests: Collection[str], verified: Collection[str] = ()) -> int:
