@@ -256,6 +256,7 @@ class FilePuller:
         try:
             if file.is_wanted and (together.verified if together else self._stage(file)[1]):
                 file.group.store.note_verified(file.entry.content_digest)
+                file.group.store.prepare(file.entry)
         except StoreFull as error:
             # What is due needs the space: nothing more is copied ahead for this change.
             _log.warning("no files are copied ahead", group=file.group.name, error=error.message)

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import xxhash
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
+from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file, sync_together
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.copies_ahead import CopyNote
 from headrace.consumers.migration.cut_listing import CutListing, files_of_slots
@@ -142,8 +142,7 @@ class PeerCut:
             for digest, (_, segment) in files.items():
                 partials[digest].write_bytes(segment)
             # All together, as in a seal.
-            for partial in partials.values():
-                fsync_file(partial)
+            sync_together(fsync_file, [str(partial) for partial in partials.values()])
             for digest, (series, _) in files.items():
                 path, series_path = paths[digest]
                 write_series(series_path, series)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.migration.slot_pull import Pair, PullDecision, PullState, covered
@@ -12,7 +13,7 @@ from headrace.consumers.store import SegmentEntry
 from headrace.schemas.messages import Load
 
 
-@dataclass(slots=True)
+@dataclass
 class Pull:
     """One pair: the list, the request for it, and the loads that were appended last. Owned by the puller's thread.
 
@@ -32,6 +33,11 @@ class Pull:
     awaited_bytes: int = 0
     missing: tuple[Load, ...] = ()
     decision: PullDecision = field(default_factory=lambda: PullDecision(PullState.WAITING))
+
+    @cached_property
+    def slots(self) -> frozenset[int]:
+        """The slots of the pair, for looks at one of them."""
+        return frozenset(self.pair.slots)
 
     @property
     def bytes_total(self) -> int:

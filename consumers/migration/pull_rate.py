@@ -37,6 +37,7 @@ class PullRate:
         self._free_s = clock.monotonic_s()
         self._begun_s = self._free_s
         self._recent: deque[tuple[float, int]] = deque()
+        self._recent_bytes = 0
         self.received_bytes = 0
 
     def limit(self, bytes_per_second: int) -> None:
@@ -50,7 +51,7 @@ class PullRate:
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._forget(now_s)
-            return sum(size for _, size in self._recent) / max(1.0, min(WINDOW_S, now_s - self._begun_s))
+            return self._recent_bytes / max(1.0, min(WINDOW_S, now_s - self._begun_s))
 
     def received(self, size_bytes: int) -> None:
         """See CopyObserver; waits until so many bytes may have been received."""
@@ -58,6 +59,7 @@ class PullRate:
         with self._lock:
             self.received_bytes += size_bytes
             self._recent.append((now_s, size_bytes))
+            self._recent_bytes += size_bytes
             self._forget(now_s)
             # One queue for all fetches: each waits for its own bytes behind those of the others. Time in which
             # nothing was received is not saved up.
@@ -73,7 +75,7 @@ class PullRate:
 
     def _forget(self, now_s: float) -> None:
         while self._recent and self._recent[0][0] < now_s - WINDOW_S:
-            self._recent.popleft()
+            self._recent_bytes -= self._recent.popleft()[1]
 
     def begin(self, files: int, total_bytes: int) -> None:
         """See CopyObserver; the figures follow from the catalogue."""

@@ -207,7 +207,7 @@ class SlotPuller:
         for pull in self._pulls.values():
             if pull.decision.is_loaded:
                 group = pull.pair.target.group
-                loaded[group] = loaded.get(group, frozenset()) | frozenset(pull.pair.slots)
+                loaded[group] = loaded.get(group, frozenset()) | pull.slots
         with self._changed:
             self._loaded = self._number, loaded
             self._changed.notify_all()
@@ -251,7 +251,7 @@ class SlotPuller:
     def _view(self, change: RunningChange, pull: Pull, topic: str, group: Group, now_s: float) -> PullView:
         listing, pair, changes = pull.listing, pull.pair, group.applied.changes
         missing = missing_loads(listing, group) if listing is not None and pull.settled is not group else {}
-        slots = Slots(frozenset(pair.slots), change.table.slots)
+        slots = Slots(pull.slots, change.table.slots)
         # Before it is known what is awaited: a load that ends between the two would count as if it awaited nothing.
         settled = listing is not None and not missing and is_settled(pull, group)
         awaited = [entry for entry in group.store.awaited() if slots.hold_segment(entry)]
@@ -351,7 +351,7 @@ class SlotPuller:
 
     def _donors(self, group: Group, slot: int) -> tuple[tuple[str, GroupKey], ...]:
         for pull in self._pulls.values():
-            if pull.pair.target == group.birth_key and slot in pull.pair.slots:
+            if pull.pair.target == group.birth_key and slot in pull.slots:
                 return tuple((node, pull.pair.donor) for node in pull.donors)
         return ()
 

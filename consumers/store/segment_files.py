@@ -144,6 +144,12 @@ class SegmentFiles:
         target = self.path(name)
         return target.with_name(target.name + PARTIAL_SUFFIX)
 
+    def prepare(self, name: str) -> None:
+        """Makes the directory of a file that may come. Raises StoreFull or StoreUnwritable."""
+        target = self.path(name)
+        with translate_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+
     def link(self, name: str, source: Path, *, synced: bool = False) -> None:
         """Links a file of the same file system under a name that no reader knows.
 

@@ -118,6 +118,13 @@ class SlotMoves:
         with suppress(StagedFileInvalid):
             self._components.verified.note(content_digest, read_staged(segment, series))
 
+    def prepare(self, entry: SegmentEntry) -> None:
+        """Make the directory of a file whose load may come: hundreds at once would wait for the disk then.
+
+        Raises StoreFull or StoreUnwritable.
+        """
+        self._components.files.prepare(entry.name)
+
     def clear_staging(self) -> None:
         """Remove everything that is staged."""
         # In this order: what a load finds in memory must be on the disk.
