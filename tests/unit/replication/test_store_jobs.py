@@ -15,7 +15,14 @@ from headrace.consumers.replication.group_health import Aspect, GroupHealth, Sta
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import NO_CONTENT, IsUrgent, JobStep, JobThread, StoreJobQueue
+from headrace.consumers.replication.store_jobs import (
+    GATHER_STEPS_MAX,
+    NO_CONTENT,
+    IsUrgent,
+    JobStep,
+    JobThread,
+    StoreJobQueue,
+)
 from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN
@@ -200,6 +207,37 @@ def test_a_job_that_the_log_has_waited_for_is_no_background_work(scene: Scene) -
     assert [False, False, True, True, False] == scene.pool.urgent
 
 
+def test_a_load_waits_a_moment_for_others_that_come(scene: Scene) -> None:
+    """While their number grows, and not for ever; one alone does not wait."""
+
+    def submit(version: int) -> None:
+        (file,) = foreign_files([({"host": "a"}, version, {"busy": 1})], (1, version * 10, version * 10 + 9))
+        scene.queue.submit(scene.store.load(version, load_of(file, 2), CPU, DATABASE))
+
+    scene.seal()
+    scene.pool.run()
+    submit(3)
+    scene.pool.run()
+    assert (3, []) == (scene.queue.version, scene.pool.steps)
+    submit(4)
+    submit(5)
+    first, waits = scene.pool.steps[0], 0
+    for version in range(6, 40):
+        if first() is None:
+            break
+        waits += 1
+        submit(version)
+    assert GATHER_STEPS_MAX == waits
+    for step in scene.pool.steps[1:]:
+        assert step() is None
+    assert version - 1 == scene.queue.version == len(scene.store.awaited()) + 2
+    submit(40)
+    submit(41)
+    first, second = scene.pool.steps[-2:]
+    assert first() is not None
+    assert (None, None) == (first(), second()), "no more have come"
+
+
 def test_loads_that_are_done_with_the_first_are_counted_and_no_more(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,11 +250,13 @@ def test_loads_that_are_done_with_the_first_are_counted_and_no_more(
     report = StoreJobQueue._report
     monkeypatch.setattr(StoreJobQueue, "_report", lambda queue, job: (reported.append(job.version), report(queue, job)))
     assert [False, True, True, True] == [is_urgent() for is_urgent in scene.pool.are_urgent]
-    for step in scene.pool.steps[:2]:
-        assert step() is None
+    seal, first, *others = scene.pool.steps
+    assert seal() is None
+    assert first() is not None, "it waits a moment for more"
+    assert first() is None
     assert [False] * 4 == [is_urgent() for is_urgent in scene.pool.are_urgent]
     assert (-1, 3) == (scene.queue.version, len(scene.store.awaited()))
-    for step in scene.pool.steps[2:]:
+    for step in others:
         assert step() is None
     assert (5, [2, 3]) == (scene.queue.version, reported)
 
