@@ -19,12 +19,13 @@ together. A sync for each file would take longer than its transfer.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
-from headrace.consumers.store.batch_columns import Int64s
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import (
     apply_tombstones,
@@ -34,7 +35,7 @@ from headrace.consumers.store.last_rows import (
     merge_last,
     newest_of_file,
 )
-from headrace.consumers.store.memtable import TableKey, TableMetadata
+from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName, translate_errors
 from headrace.consumers.store.slots import without_held
@@ -42,10 +43,13 @@ from headrace.consumers.store.staged_file import read_staged, staged_names
 from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid, StoreUnwritable
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.synced import place_of, ranked, share_ranks
-from headrace.consumers.store.tombstone_set import NO_TOMBSTONES
+from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet
 from headrace.consumers.store.tombstones import tombstone
 from headrace.schemas.messages import Load, SyncedRows
 from headrace.schemas.tables import FieldType
+
+READ_THREADS = 4
+"""Buckets whose last rows are read at once, when files join them."""
 
 
 def awaited_entry(version: int, load: Load) -> SegmentEntry:
@@ -234,57 +238,63 @@ class _Attaching:
     def commit(self, loaded_version: int | None = None) -> None:
         """Makes all of it durable and visible. Raises StoreFull or StoreUnwritable, and may then be made anew."""
         self.components.files.sync_directories(self.names)
-        last = _LastRows(self.components)
-        # Newest first: the last rows that are known from them spare reading older files.
-        for entry, runs, known in sorted(self.rows, key=lambda each: each[0].max_time_ns, reverse=True):
-            # The schema of the newest load has the columns of all of them, whichever is read last.
-            last.note(entry, runs, self.changes.tables.get((entry.database, entry.table), known))
-        self.changes.last = {bucket: encode_last(rows) for bucket, rows in last.rows.items()}
+        self.changes.last = {bucket: encode_last(rows) for bucket, rows in self._last_rows().items()}
         self.changes.loaded_version = loaded_version
         self.components.commit(self.changes)
         # Behind the commit: after a crash before it the files are attached from here once more.
         for content_digest in self.digests:
             discard(self.components, content_digest)
 
+    def _last_rows(self) -> dict[BucketKey, pa.RecordBatch]:
+        """The last rows of the buckets that the files join."""
+        view = self.components.view
+        joining = defaultdict[BucketKey, list[tuple[SegmentEntry, Runs]]](list)
+        for entry, runs, _ in self.rows:
+            if not view.is_held(entry):
+                joining[entry.database, entry.table, entry.bucket].append((entry, runs))
+        tombstones = view.tombstones_by_table()
+        # The schema of the newest load has the columns of all of them, whichever is read last.
+        known = {(entry.database, entry.table): known for entry, _, known in self.rows} | self.changes.tables
+        fields = {table: metadata.schema.field_types() for table, metadata in known.items()}
 
-class _LastRows:
-    """The last rows of the buckets that files join, `rows`: those known before, with those of the files."""
+        def joined(bucket: BucketKey) -> pa.RecordBatch:
+            table = bucket[:2]
+            of_table = tombstones.get(table, NO_TOMBSTONES)
+            return _joined(self.components, bucket, joining[bucket], of_table, fields[table])
 
-    def __init__(self, components: StoreComponents) -> None:
-        self._components = components
-        self.rows: dict[BucketKey, pa.RecordBatch] = {}
-        self._fields: dict[TableKey, dict[str, FieldType]] = {}
-        self._tombstones = components.view.tombstones_by_table()
-        self._times: dict[BucketKey, tuple[pa.RecordBatch, pa.StringArray, Int64s]] = {}
+        if len(joining) == 1:
+            return {bucket: joined(bucket) for bucket in joining}
+        # Each file that is read waits for a processor several times, beside threads that keep them busy.
+        with ThreadPoolExecutor(READ_THREADS, "last-rows") as threads:
+            return dict(zip(joining, threads.map(joined, joining), strict=True))
 
-    def note(self, entry: SegmentEntry, runs: Runs, known: TableMetadata) -> None:
-        """A file joins, the newest first. `known` is the same for each of a table."""
-        view, table = self._components.view, (entry.database, entry.table)
-        if view.is_held(entry):
-            return
-        if (fields := self._fields.get(table)) is None:
-            fields = self._fields[table] = known.schema.field_types()
-        bucket, tombstones = (*table, entry.bucket), self._tombstones.get(table, NO_TOMBSTONES)
-        if (earlier := self.rows.get(bucket)) is None:
-            sealed = self._components.last(bucket)
-            # Before the rows of a file join them: a delete that came before the file removes a last row together
-            # with all older ones, and those of the file may be older and not its concern.
-            earlier = empty_last(fields) if sealed is None else sealed
-            earlier = apply_tombstones(earlier, tombstones.newer_than(view.frontier), view.era_max)
-            self.rows[bucket] = earlier
-        if not (runs.last_ns >= self._times_of(bucket, runs.keys)).any():
-            return
-        path = self._components.files.path(entry.name)
-        newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), earlier, fields)
+
+def _joined(
+    components: StoreComponents,
+    bucket: BucketKey,
+    files: Sequence[tuple[SegmentEntry, Runs]],
+    tombstones: TombstoneSet,
+    fields: Mapping[str, FieldType],
+) -> pa.RecordBatch:
+    """The last rows of a bucket: those known before, with those of files that join it."""
+    view, sealed = components.view, components.last(bucket)
+    # Before the rows of a file join them: a delete that came before the file removes a last row together with all
+    # older ones, and those of the file may be older and not its concern.
+    rows = empty_last(fields) if sealed is None else sealed
+    rows = apply_tombstones(rows, tombstones.newer_than(view.frontier), view.era_max)
+    keys, times = None, None
+    # Newest first: the last rows that are known from them spare reading older files.
+    for entry, runs in sorted(files, key=lambda each: each[0].max_time_ns, reverse=True):
+        # Most files of a bucket share their series.
+        if times is None or not runs.keys.equals(keys):
+            keys, times = runs.keys, known_times(rows, runs.keys)
+        if not (runs.last_ns >= times).any():
+            continue
+        path = components.files.path(entry.name)
+        newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), rows, fields)
         if newest is not None:
-            self.rows[bucket] = merge_last([earlier, newest], fields)
-
-    def _times_of(self, bucket: BucketKey, keys: pa.StringArray) -> Int64s:
-        """The times of the last rows of some series, which most files of a bucket share."""
-        found, rows = self._times.get(bucket), self.rows[bucket]
-        if found is None or found[0] is not rows or not found[1].equals(keys):
-            found = self._times[bucket] = rows, keys, known_times(rows, keys)
-        return found[2]
+            rows, times = merge_last([rows, newest], fields), None
+    return rows
 
 
 def attach(components: StoreComponents, content_digests: Collection[str], verified: Collection[str] = ()) -> int:
