@@ -12,7 +12,45 @@ OF_FORMER, OF_FORMER_IN_STORE = ("test_former_rows.py",), ("../migration/test_fo
 OF_EARLY = ("test_copy_requests.py", "test_early_copies.py")
 OF_BARRIERS, OF_TASKS, OF_SENDER = ("test_barriers.py",), ("test_change_tasks.py",), ("test_hand_over_sender.py",)
 
+BUNDLE, PEER, FILES = "migration/file_bundle.py", "migration/peer_cut.py", "migration/file_puller.py"
+OF_BUNDLES = ("test_file_bundle.py", "test_early_copies.py")
+
 MIGRATION = (
+    Mutant(
+        "small_files_of_an_answer_not_compared",
+        PEER,
+        "                if (len(segment), xxhash.xxh3_128_hexdigest(segment)) != (found.size_bytes, found.file_digest):\n",
+        "                if len(segment) != found.size_bytes:\n",
+        OF_BUNDLES,
+    ),
+    Mutant(
+        "files_that_nobody_asked_for_are_staged",
+        PEER,
+        "                if digest not in known:\n",
+        "                if False:\n",
+        OF_BUNDLES,
+    ),
+    Mutant(
+        "an_answer_of_small_files_has_no_end",
+        BUNDLE,
+        "        if size_bytes > BUNDLE_BYTES_MAX:\n",
+        "        if False:\n",
+        OF_BUNDLES,
+    ),
+    Mutant(
+        "a_full_disk_does_not_end_the_files_of_a_request",
+        FILES,
+        "        return [file for file in files if file not in left[1:]]\n",
+        "        return list(files)\n",
+        OF_BUNDLES,
+    ),
+    Mutant(
+        "small_files_are_fetched_alone_though_staged",
+        FILES,
+        '_Staged(file, "", verified=False) for file in wanted if file.is_staged}',
+        '_Staged(file, "", verified=False) for file in wanted if False}',
+        OF_BUNDLES,
+    ),
     Mutant(
         "slots_get_another_holder_at_once",
         BARRIERS,
@@ -231,10 +269,10 @@ MIGRATION = (
     ),
     Mutant(
         "what_a_load_has_attached_is_fetched_again",
-        "migration/file_puller.py",
-        "if not file.group.store.has_loaded(file.entry) and self._stage(file)[1]:",
-        "if self._stage(file)[1]:",
-        OF_EARLY,
+        "migration/wanted_file.py",
+        "return not store.has_loaded(self.entry) if self.ahead",
+        "return True if self.ahead",
+        OF_BUNDLES,
     ),
     Mutant(
         "slots_of_awaited_files_are_here",

@@ -130,8 +130,8 @@ STORE = (
     Mutant(
         "directory_counts_as_durable_before_its_sync",
         "store/segment_files.py",
-        "        with translate_errors(self.root):\n            for directory in sorted(changed",
-        "        self._durable |= named\n        with translate_errors(self.root):\n            for directory in sorted(changed",
+        "        with translate_errors(self.root):\n            directories = sorted(changed",
+        "        self._durable |= named\n        with translate_errors(self.root):\n            directories = sorted(changed",
         (ORDER,),
     ),
     Mutant(
@@ -447,6 +447,27 @@ STORE = (
         (LOADS,),
     ),
     Mutant(
+        "files_that_leave_are_given_before_they_are_finished",
+        "store/seal_job.py",
+        "        self._finish()\n        written = [",
+        "        written = [",
+        ("test_cuts.py",),
+    ),
+    Mutant(
+        "an_export_of_files_that_no_index_names",
+        "store/cut.py",
+        "view.frontier < version and (pin or view.uncommitted_cut.version != version)",
+        "view.frontier < version and view.uncommitted_cut.version != version",
+        ("test_cuts.py",),
+    ),
+    Mutant(
+        "files_of_a_cut_are_given_for_ever",
+        "store/store_view.py",
+        "                self.frontier, self.state = state\n                self.uncommitted_cut = UncommittedCut()\n",
+        "                self.frontier, self.state = state\n",
+        ("test_cuts.py",),
+    ),
+    Mutant(
         "bytes_of_a_staged_file_not_compared",
         "store/staged_file.py",
         "not verified and file_digest(self.segment) != self.series.file_digest",
@@ -463,8 +484,8 @@ STORE = (
     Mutant(
         "linked_file_not_synced",
         "store/segment_files.py",
-        "            fsync_file(source)\n",
-        "",
+        "                fsync_file(source)\n",
+        "                pass\n",
         (LOADS,),
     ),
     Mutant(
@@ -519,8 +540,8 @@ STORE = (
     Mutant(
         "cut_before_its_seal",
         "store/cut.py",
-        "        if view.frontier < version:\n",
-        "        if False:\n",
+        "        if view.frontier < version and (pin",
+        "        if False and (pin",
         (CUTS,),
     ),
     Mutant(

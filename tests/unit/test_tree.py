@@ -60,6 +60,7 @@ PURE_MODULES = (
     "consumers/membership/slot_table_bytes.py",
     "consumers/migration/barriers.py",
     "consumers/migration/cut_listing.py",
+    "consumers/migration/file_bundle.py",
     "consumers/migration/cut_scan.py",
     "consumers/migration/slot_pull.py",
     "consumers/query/aggregates.py",

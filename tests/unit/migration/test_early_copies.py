@@ -74,6 +74,7 @@ def present(moves: Moves, node: str, *, linked: bool = False) -> set[str]:
     return found
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_what_is_in_files_before_the_cut_is_not_fetched_after_it(
     first_phase: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:

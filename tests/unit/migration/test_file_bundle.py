@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,11 @@ from headrace.consumers.migration.file_bundle import (
     encode_bundle,
 )
 from headrace.consumers.migration.peer_cut import PeerCut
+from headrace.consumers.migration.puller import READ_BACK_TIMEOUT_S
+from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.store import SegmentEntry
+from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import TARGET, Moves, topic_of
 from tests.unit.migration.test_cut_service import DONOR, NoObserver, answer
 from tests.unit.migration.test_puller import corrupt, donor_file, finished
@@ -90,6 +94,53 @@ def test_small_files_of_a_donor_come_with_one_request(moves: Moves, monkeypatch:
     finished(moves)
     assert max(together) > 1
     assert {"n1"} == set(alone)
+
+
+def test_files_that_are_staged_are_not_asked_for_again(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was restarted does not know what it has copied ahead: it finds them where they are."""
+    key = GroupKey("n2", 1)
+    entries = moves.nodes["n2"].groups[topic_of(key)].store.cut_files()
+    server = moves.nodes["n2"].server
+    source = PeerCut("n2", server.url if server else "", key, topic_of(key))
+    staged = source.stage_together(entries, moves.nodes["n4"].target.store.staging_directory, NoObserver())
+    assert {entry.content_digest for entry in entries} == staged
+    asked, stage_together, stage = set[str](), PeerCut.stage_together, PeerCut.stage
+
+    def noted(source: PeerCut, entries: Any, staging: Path, *of: Any) -> frozenset[str]:
+        asked.update(entry.content_digest for entry in entries if "n4" in staging.parts)
+        return stage_together(source, entries, staging, *of)
+
+    def noted_alone(source: PeerCut, entry: SegmentEntry, staging: Path, *of: Any) -> bool:
+        asked.update({entry.content_digest} if "n4" in staging.parts else ())
+        return stage(source, entry, staging, *of)
+
+    monkeypatch.setattr(PeerCut, "stage_together", noted)
+    monkeypatch.setattr(PeerCut, "stage", noted_alone)
+    node = moves.nodes["n4"]
+    node.append_loads = lambda _topic, _loads: None  # type: ignore[method-assign]
+    moves.turns("n4", count=4)
+    del node.append_loads
+    node.clock.now_s += READ_BACK_TIMEOUT_S
+    moves.hand_over()
+    moves.turns(count=6)
+    finished(moves)
+    assert asked
+    assert asked.isdisjoint(staged)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_file_that_its_load_has_attached_is_not_copied_ahead(moves: Moves, count: int) -> None:
+    """A list of files may be older than the load: what is fetched then would stay in the staging directory."""
+    moves.hand_over()
+    moves.turns(count=6)
+    finished(moves)
+    node, key, topic = moves.nodes["n4"], GroupKey("n2", 1), topic_of(TARGET)
+    gained = {entry.name for entry in moves.nodes["n2"].groups[topic_of(key)].store.cut_files()}
+    entries = [entry for entry in node.target.store.segments() if entry.name in gained][:count]
+    assert count == len(entries)
+    received = node.puller.rate.received_bytes
+    node.puller.files.want([WantedFile(topic, node.target, entry, (("n2", key),), ahead=True) for entry in entries])
+    assert received == node.puller.rate.received_bytes
 
 
 @pytest.mark.parametrize("error", [SourceFailed("it is gone", retriable=True), SourceCorrupt("other bytes")])

@@ -129,6 +129,8 @@ def test_files_that_leave_are_sealed_first_and_listed_before_the_others(
     for number, file in enumerate(early[0][0].files, 1):
         other.load(number, file.load(LEADER, "origin", 4), CPU, DATABASE).run()
     assert expected([LATE[0], (A, HOUR_NS + 5, {"busy": 15})]) == contents(other)
+    store.release(6, MOVED).run()
+    assert [] == store.cut_files()
 
 
 def _is_full(job: SealJob) -> bool:
