@@ -194,6 +194,8 @@ class ModelStore:
 class ModelSeal(SealJob):
     """Commits frozen rows and the state. See SealJob."""
 
+    done = False
+
     def __init__(
         self,
         store: ModelStore,
@@ -232,6 +234,8 @@ class ModelSeal(SealJob):
 class ModelCompact(CompactJob):
     """Merges segments. See CompactJob."""
 
+    done = False
+
     def __init__(self, store: ModelStore, version: int, inputs: Sequence[str]) -> None:
         self.version = version
         self._store = store
@@ -262,6 +266,8 @@ class ModelCompact(CompactJob):
 
 class ModelDrop(DropJob):
     """Removes the segments of which nothing is left. See DropJob."""
+
+    done = False
 
     def __init__(self, store: ModelStore, version: int, hides: rows.Hides) -> None:
         self.version = version
