@@ -208,19 +208,19 @@ class FilePuller:
 
     def _stage_together(self, files: Sequence[WantedFile]) -> dict[tuple[str, str], _Staged]:
         """Bring small files with one request, by key, with those that are staged; the others are staged alone."""
-        wanted = [file for file in files if file.is_wanted]
-        staged = {file.key: _Staged(file, "", verified=False) for file in wanted if file.is_staged}
-        left = {file.entry.content_digest: file for file in wanted if file.key not in staged}
-        file = files[0]
+        staged, file = dict[tuple[str, str], _Staged](), files[0]
         (node, key), staging = file.sources[0], file.group.store.staging_directory
         try:
+            wanted = [file for file in files if file.is_wanted]
+            staged |= {file.key: _Staged(file, "", verified=False) for file in wanted if file.is_staged}
+            left = {file.entry.content_digest: file for file in wanted if file.key not in staged}
             source, entries = self._environment.source(node, key), [each.entry for each in left.values()]
             if entries and source is not None:
                 found = source.stage_together(entries, staging, self._rate_of(file))
                 staged |= {left[digest].key: _Staged(left[digest], node, verified=True) for digest in found}
-        except HeadraceError as error:
-            # Staged alone, each file that fails shows its own reason.
-            _log.debug("files not staged together", group=file.group.name, files=len(left), error=str(error))
+        except Exception as error:
+            # Whatever went wrong: staged alone, each file that fails shows its own reason.
+            _log.debug("files not staged together", group=file.group.name, files=len(files), error=repr(error))
         return staged
 
     def _put_back(self, files: Sequence[WantedFile], together: Collection[tuple[str, str]]) -> list[WantedFile]:

@@ -18,7 +18,6 @@ together. A sync for each file would take longer than its transfer.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,7 @@ from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName, translate_errors
 from headrace.consumers.store.slots import without_held
-from headrace.consumers.store.staged_file import read_staged, staged_names
+from headrace.consumers.store.staged_file import read_staged, staged_in, staged_names
 from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid, StoreUnwritable
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.synced import place_of, ranked, share_ranks
@@ -206,7 +205,7 @@ class _Attaching:
         """
         components = self.components
         if self.staged is None:
-            self.staged = set(os.listdir(components.staging)) if components.staging.exists() else set()
+            self.staged = staged_in(components.staging)
         names = staged_names(entry.content_digest)
         if not self.staged.issuperset(names):
             return False

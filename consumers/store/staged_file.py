@@ -7,6 +7,7 @@ would read each series and footer again.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.consumers.store.segment import METADATA_PREFIX, Runs, SegmentEntry
-from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, file_digest
+from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, file_digest, store_error
 from headrace.consumers.store.store_errors import StagedFileInvalid
 
 SERIES_SUFFIX = ".series"
@@ -60,6 +61,17 @@ def staged_names(content_digest: str) -> tuple[str, str]:
     return content_digest + SEGMENT_SUFFIX, content_digest + SERIES_SUFFIX
 
 
+def staged_in(staging: Path) -> set[str]:
+    """The names in a staging directory, none if it does not exist. Raises StoreUnwritable."""
+    try:
+        return set(os.listdir(staging))
+    except FileNotFoundError:
+        # Before anything was fetched, or swept at this moment.
+        return set()
+    except OSError as error:
+        raise store_error(error, staging) from error
+
+
 @dataclass(frozen=True, slots=True)
 class StagedFile:
     """What was read of a staged file. `written` is the content digest in the footer of the segment."""
@@ -89,7 +101,7 @@ class StagedFile:
         try:
             same_bytes = self.segment.stat().st_size == self.series.size_bytes
         except OSError as error:
-            raise StagedFileInvalid(f"the staged file {self.segment} cannot be read: {error!r}") from error
+            raise StagedFileInvalid(f"{self.segment} cannot be read: {error!r}", retriable=True) from error
         if not same_bytes or (not verified and file_digest(self.segment) != self.series.file_digest):
             raise StagedFileInvalid(
                 f"the staged file {self.segment} has other bytes than its sender sealed", retriable=True

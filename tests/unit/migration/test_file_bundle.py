@@ -143,7 +143,9 @@ def test_a_file_that_its_load_has_attached_is_not_copied_ahead(moves: Moves, cou
     assert received == node.puller.rate.received_bytes
 
 
-@pytest.mark.parametrize("error", [SourceFailed("it is gone", retriable=True), SourceCorrupt("other bytes")])
+@pytest.mark.parametrize(
+    "error", [SourceFailed("it is gone", retriable=True), SourceCorrupt("other bytes"), RuntimeError("a fault of ours")]
+)
 def test_files_that_do_not_come_together_come_alone(
     moves: Moves, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -204,6 +204,31 @@ def test_a_verified_file_that_cannot_be_read_is_awaited(store: Store) -> None:
     assert not series.exists()
 
 
+@pytest.mark.parametrize("moment", ["listed", "compared"])
+def test_a_staged_file_that_is_swept_at_this_moment_is_awaited(
+    store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Nobody knew of its load yet; the group goes on, and fetches it again."""
+    file, real, listed = one_file(row(1, 1)), staged_file.StagedFile.compare, os.listdir
+    stage(store, file)
+    store.note_verified(file.entry.content_digest)
+
+    def swept(*given: Any) -> list[str]:
+        store.clear_staging()
+        return listed(*given)
+
+    def compared(found: staged_file.StagedFile, *given: Any, **named: Any) -> None:
+        real(found, *given, **named)
+        store.clear_staging()
+
+    if moment == "listed":
+        monkeypatch.setattr(staged_file.os, "listdir", swept)
+    else:
+        monkeypatch.setattr(staged_file.StagedFile, "compare", compared)
+    load(store, 1, file)
+    assert [file.entry.name] == [entry.name for entry in store.awaited()]
+
+
 def test_a_file_that_is_not_here_is_awaited(store: Store, reopened: Any) -> None:
     """The log continues meanwhile; digests count the file; it is attached by its content, also after a restart."""
     file = one_file(row(1, 1), row(5, 5))
