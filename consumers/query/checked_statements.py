@@ -106,7 +106,7 @@ class CheckedStatements:
                 return statement
         template = template_of(sql)
         # Texts such as 'now' are the time of the query.
-        if template is None or any(map(may_name_now, template.literals)):
+        if template is None or may_name_now("".join(template.texts)):
             return None
         with self._lock:
             known = self._templates.get(template.key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -48,7 +48,7 @@ _DIALECT = DuckDB
 Parsed = Callable[[], AbstractContextManager[exp.Expression | None]]
 """Lends the tree of a statement, as `parse` gives it, where that is cheaper."""
 
-_COLUMNS, _NAMES = "columns", "names"
+_COLUMNS, _NAMES, _TABLES = "columns", "names", "tables"
 
 # sqlglot warns of syntax that it skips. Here that is no fault: such a statement is run without narrowing.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -76,6 +76,17 @@ class ScanPlan:
     def bounds(self) -> tuple[int | None, int | None]:
         """Start and end of the times, in ns."""
         return self.start_ns, self.end_ns
+
+
+class _TreeTables:
+    """The uses of tables in one tree."""
+
+    def __init__(self) -> None:
+        self.found: Sequence[tuple[tuple[str, ...], exp.Table]] | None = None
+
+    def __deepcopy__(self, memo: object) -> _TreeTables:
+        # A copy of the tree has nodes of its own.
+        return _TreeTables()
 
 
 def plan_scans(
@@ -106,8 +117,8 @@ def _plans(
 ) -> dict[TableKey, ScanPlan]:
     plans = dict[TableKey, ScanPlan]()
     found: dict[TableKey, list[exp.Table]] = {}
-    for table in tree.find_all(exp.Table):
-        key = resolved.by_path.get(path_of(table))
+    for path, table in _tables_in(tree):
+        key = resolved.by_path.get(path)
         if key is not None:
             found.setdefault(key, []).append(table)
     # A name that is also a CTE may mean either in each place, so its table is read whole.
@@ -123,6 +134,15 @@ def _plans(
     return plans
 
 
+def _tables_in(tree: exp.Expression) -> Sequence[tuple[tuple[str, ...], exp.Table]]:
+    """The uses of tables by their paths. Kept with the tree: to look for them takes longer than the plan of few series."""
+    known = tree.meta.setdefault(_TABLES, _TreeTables())
+    if known.found is None:
+        known.found = [(path_of(table), table) for table in tree.find_all(exp.Table)]
+    found: Sequence[tuple[tuple[str, ...], exp.Table]] = known.found
+    return found
+
+
 def _of_series(series: SeriesAggregates, columns: frozenset[str] | None, schema: TableSchema) -> ScanPlan:
     """The plan of a statement that is understood as a whole, for DuckDB too, which may round its bounds."""
     narrowing = Narrowing()
@@ -130,8 +150,11 @@ def _of_series(series: SeriesAggregates, columns: frozenset[str] | None, schema:
         narrowing.from_ns(series.start_ns - SLACK_NS)
     if series.end_ns is not None:
         narrowing.before_ns(series.end_ns + SLACK_NS)
-    narrowing.tags = {tag: frozenset(texts) for tag, texts in series.tags.items()}
-    return replace(combine([Occurrence(columns, narrowing)], schema), series=series)
+    tags = {tag: tuple(sorted(set(texts))) for tag, texts in sorted(series.tags.items())}
+    named = _ordered(columns, schema)
+    if narrowing.empty:
+        return ScanPlan(named, empty=True, series=series)
+    return ScanPlan(named, narrowing.start_ns, narrowing.end_ns, tags, series=series)
 
 
 def tree_of(
@@ -177,9 +200,7 @@ def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
     for occurrence in occurrences:
         columns = None if columns is None or occurrence.columns is None else columns | occurrence.columns
     live = [occurrence.narrowing for occurrence in occurrences if not occurrence.narrowing.empty]
-    ordered = (
-        None if columns is None else tuple(name for name in column_names(schema) if name in columns) or (TIME_COLUMN,)
-    )
+    ordered = _ordered(columns, schema)
     if not live:
         return ScanPlan(columns=ordered, empty=True)
     starts = [item.start_ns for item in live if item.start_ns is not None]
@@ -195,6 +216,13 @@ def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
         # Of few series the rows are read before a statement is divided.
         hourly=not shared and any(occurrence.hourly for occurrence in occurrences),
     )
+
+
+def _ordered(columns: Collection[str] | None, schema: TableSchema) -> tuple[str, ...] | None:
+    """The columns in the order of the table, and at least one: rows without any cannot be counted."""
+    if columns is None:
+        return None
+    return tuple(name for name in column_names(schema) if name in columns) or (TIME_COLUMN,)
 
 
 def _all_newest(wanted: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:

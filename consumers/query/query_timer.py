@@ -23,7 +23,7 @@ class QueryTimer:
         self._ends: list[Callable[[], None]] = []
         self._interrupter = interrupter
         self._lock = threading.Lock()
-        self._cancelled = threading.Event()
+        self._cancelled = False
         interrupter.watch(self)
 
     @property
@@ -34,18 +34,18 @@ class QueryTimer:
     @property
     def left_s(self) -> float:
         """Seconds left, 0 at least. None are left of a cancelled query."""
-        if self._cancelled.is_set():
+        if self._cancelled:
             return 0.0
         return max(0.0, self.ends_s - time.monotonic())
 
     @property
     def cancelled(self) -> bool:
         """True once the query was cancelled."""
-        return self._cancelled.is_set()
+        return self._cancelled
 
     def cancel(self) -> None:
         """End the query at its next interrupt; any thread."""
-        self._cancelled.set()
+        self._cancelled = True
         self._interrupter.hurry()
 
     def interrupt(self) -> None:

@@ -29,6 +29,8 @@ Chunk = bytes | memoryview
 _SMALL_BATCH_ROWS = 8_192
 _FEW_ROWS = 16
 """Batches of so many rows are written value by value: kernels take longer to call than that."""
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+"""As `json.dumps`, which makes an encoder for each value where it is not to write ASCII."""
 _JSON_SPECIAL = r'[\x00-\x1f"\\]'
 _CSV_SPECIAL = r'[",\r\n]'
 _DIGITS_MISSING = {"s": ".000000000", "ms": "000000", "us": "000", "ns": ""}
@@ -78,7 +80,7 @@ def _few_texts(column: pa.Array) -> list[str]:
     """See `json_text`."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind):
-        return [json.dumps(value, ensure_ascii=False) for value in column.to_pylist()]
+        return [_to_json(value) for value in column.to_pylist()]
     if pa.types.is_float64(kind):
         # Python writes some numbers in another way.
         texts = zip(column.cast(pa.string()).to_pylist(), column.to_pylist(), strict=True)
@@ -123,6 +125,9 @@ def _small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in smaller batches."""
     # A batch of the session has up to 32,768 rows; each running query holds one chunk of text in memory.
     for batch in batches:
+        if 0 < batch.num_rows <= _SMALL_BATCH_ROWS:
+            yield batch
+            continue
         for start in range(0, batch.num_rows, _SMALL_BATCH_ROWS):
             yield batch.slice(start, _SMALL_BATCH_ROWS)
 
@@ -162,7 +167,7 @@ class _ChunkSink:
 
 def key_text(name: str) -> str:
     """A column name as a JSON key."""
-    return json.dumps(name, ensure_ascii=False)
+    return _to_json(name)
 
 
 def json_text(column: pa.Array) -> pa.Array:
@@ -265,7 +270,7 @@ def _json_quoted(column: pa.Array) -> pa.Array:
         # Arrow has no kernel for the escapes of JSON, so Python escapes, but only once per distinct value:
         # tags and states repeat.
         encoded = column.dictionary_encode()
-        escaped = [value and json.dumps(value, ensure_ascii=False)[1:-1] for value in encoded.dictionary.to_pylist()]
+        escaped = [value and _to_json(value)[1:-1] for value in encoded.dictionary.to_pylist()]
         column = pa.array(escaped, pa.string()).take(encoded.indices)
     return pc.binary_join_element_wise('"', column, '"', "")
 
@@ -344,4 +349,4 @@ def _rare(column: pa.Array) -> pa.Array:
 def _rare_text(value: object) -> str:
     if isinstance(value, pa.MonthDayNano):
         return f"P{value.months}M{value.days}DT{value.nanoseconds / 1_000_000_000:.9f}".rstrip("0").rstrip(".") + "S"
-    return json.dumps(str(value), ensure_ascii=False)[1:-1]
+    return _to_json(str(value))[1:-1]

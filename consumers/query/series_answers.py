@@ -31,7 +31,7 @@ def answer_of(rows: Sequence[pa.Table], wanted: SeriesAggregates, schema: pa.Sch
     tables = [table for table in rows if table.num_rows]
     times = _column(tables, TIME_COLUMN)
     # Between whole microseconds SQL rounds, in ways that depend on how a bound is written.
-    if any((chunk.to_numpy(zero_copy_only=True) % MICROSECOND_NS).any() for chunk in times.chunks):
+    if any((chunk.to_numpy(zero_copy_only=True) % MICROSECOND_NS).any() for chunk in times):
         return None
     try:
         values = [_value(function, _column(tables, column or TIME_COLUMN)) for function, column in wanted.items]
@@ -41,28 +41,27 @@ def answer_of(rows: Sequence[pa.Table], wanted: SeriesAggregates, schema: pa.Sch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(tables: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
-    chunks = [chunk for table in tables for chunk in table.column(name).chunks]
-    if name == TIME_COLUMN:
-        chunks = [chunk.view(pa.int64()) for chunk in chunks]
-    return pa.chunked_array(chunks, None if chunks else pa.int64())
+def _column(tables: Sequence[pa.Table], name: str) -> list[pa.Array]:
+    """The chunks of a column; times are whole numbers there."""
+    return [chunk for table in tables for chunk in table.column(name).chunks]
 
 
-def _value(function: str, column: pa.ChunkedArray) -> Any:
-    count = len(column) - column.null_count
+def _value(function: str, chunks: Sequence[pa.Array]) -> Any:
+    count = sum(len(chunk) - chunk.null_count for chunk in chunks)
     if function == "count":
         return count
     if not count:
         return None
     # Not by kernels of Arrow: each gives the interpreter's lock away, and waits for it as long as a small query takes.
-    given = column.drop_null() if column.null_count else column
-    values = np.concatenate([chunk.to_numpy(zero_copy_only=True) for chunk in given.chunks])
+    given = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
+    parts = [chunk.to_numpy(zero_copy_only=True) for chunk in given]
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts)
     is_float = values.dtype.kind == "f"
     if is_float and not np.isfinite(values).all():
         raise _DuckDbComputes
-    low, high = values.min().item(), values.max().item()
     if function in ("min", "max"):
-        return low if function == "min" else high
+        return (values.min() if function == "min" else values.max()).item()
+    low, high = values.min().item(), values.max().item()
     if not is_float and count * max(abs(low), abs(high)) > EXACT_MAX:
         raise _DuckDbComputes
     total = values.sum().item()

@@ -7,6 +7,7 @@ A text with anything that is not plainly a word, an operator or a literal has no
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,11 +22,12 @@ TEXTS_KNOWN_MAX = 64
 """Texts whose templates are remembered: a statement asks for its own several times."""
 _TEXT, _WHOLE, _DECIMAL = "\x01", "\x02", "\x03"
 # No brackets in a text: the guard counts them everywhere. No quote behind it: that would be a part of it.
-_TOKEN = re.compile(
-    r"(?P<word>[A-Za-z_][A-Za-z0-9_]*(?!['\"$])|\"[^\"\x00-\x1f]*\")"
+_WORD, _OTHER = r"[A-Za-z_][A-Za-z0-9_]*(?!['\"$])|\"[^\"\x00-\x1f]*\"", r"\s|-(?!-)|/(?!\*)|[+*%<>=!|&^~,.()\[\]:]"
+_TOKENS = re.compile(
+    # All words and operators between two literals at once: a statement has fifty of them.
+    rf"(?P<plain>(?:{_WORD}|{_OTHER})+)"
     r"|(?P<text>'[^'()\[\]{}\\;\x00-\x1f]*'(?!'))"
     r"|(?P<number>(?:0|[1-9][0-9]{0,18})(?:\.[0-9]+)?(?![\w.]))"
-    r"|(?P<other>\s|-(?!-)|/(?!\*)|[-+*/%<>=!|&^~,.()\[\]:])"
 )
 
 
@@ -37,6 +39,11 @@ class Template:
     literals: tuple[str, ...]
     ends: tuple[int, ...]
 
+    @property
+    def texts(self) -> list[str]:
+        """Those of the literals that are texts."""
+        return [literal for literal in self.literals if literal[0] == "'"]
+
 
 def template_of(sql: str) -> Template | None:
     """The template of a text that has literals; None where it has none, or is not plain."""
@@ -46,7 +53,7 @@ def template_of(sql: str) -> Template | None:
 @lru_cache(TEXTS_KNOWN_MAX)
 def _template_of(sql: str) -> Template | None:
     parts, literals, ends, end = list[str](), list[str](), list[int](), 0
-    for match in _TOKEN.finditer(sql):
+    for match in _TOKENS.finditer(sql):
         if match.start() != end:
             return None
         end, kind, token = match.end(), match.lastgroup, match[0]
@@ -78,11 +85,13 @@ def moved(statement: Statement, known: Template, other: Template, sql: str) -> S
     """The statement of another text of the template of a known one, with its tables where they are there."""
     growth = [len(new) - len(old) for new, old in zip(other.literals, known.literals, strict=True)]
     shifts = [0, *accumulate(growth)]
-    return replace(statement, sql=sql, tables=tuple(_moved(name, known.ends, shifts) for name in statement.tables))
+    tables = tuple(_moved(name, known.ends, shifts) for name in statement.tables)
+    return replace(statement, sql=sql, tables=tables)
 
 
 def _moved(name: TableName, ends: Sequence[int], shifts: Sequence[int]) -> TableName:
     if name.position is None:
         return name
-    before = sum(end <= name.position for end in ends)
-    return replace(name, position=name.position + shifts[before])
+    shift = shifts[bisect_right(ends, name.position)]
+    # Most tables stand before all literals.
+    return name if not shift else replace(name, position=name.position + shift)

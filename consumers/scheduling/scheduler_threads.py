@@ -135,15 +135,17 @@ class SchedulerThreads:
         """The thread and its lines in the log have the names of query and driver. An error ends the query."""
         thread = threading.current_thread()
         idle_name, thread.name = thread.name, f"query {task.id}"
+        # Not `bound_contextvars`, which looks at every variable of the context.
+        tokens = structlog.contextvars.bind_contextvars(query=task.query.id, driver=task.id)
         try:
-            with structlog.contextvars.bound_contextvars(query=task.query.id, driver=task.id):
-                yield
+            yield
         except BaseException as error:
             self.scheduler.fail(task, error)
             # What is no Exception is meant for the thread.
             if not isinstance(error, Exception):
                 raise
         finally:
+            structlog.contextvars.reset_contextvars(**tokens)
             thread.name = idle_name
 
     def _slice(self, slices: _Slices) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -16,6 +17,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+HOSTS_KNOWN_MAX = 64
+"""Host headers whose names are remembered."""
 ACTION = "use the address that the node was started with; node.allowed_hosts has further names"
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -50,6 +53,8 @@ def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[st
     return ""
 
 
+# To parse it takes longer than all else here, and clients send the same one.
+@lru_cache(HOSTS_KNOWN_MAX)
 def _hostname(host: str) -> str:
     # `urlsplit` raises on malformed IPv6 addresses, which come from outside.
     try:

@@ -11,9 +11,11 @@ it takes much longer than to use its rows.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +49,7 @@ _Key = tuple[str, int, str]
 class _Layout:
     """The row groups of a file: the row behind each, and the columns that the file has."""
 
-    ends: Int64s
+    ends: tuple[int, ...]
     names: frozenset[str]
 
 
@@ -89,7 +91,7 @@ class BlockCache:
 
     def read_series(
         self,
-        path: Path,
+        root: Path,
         entry: SegmentEntry,
         runs: Runs,
         places: Int64s,
@@ -100,19 +102,20 @@ class BlockCache:
     ) -> SeriesRows | None:
         """See `segment_reader.read_rows`: the rows of the series at these places. None where that is no narrow read.
 
-        `fields` are numbers or truth values, whose blocks have a known size. `groups_max`: of how many row groups.
+        `root` is the directory of the store's files. `fields` are numbers or truth values, whose blocks have a known
+        size. `groups_max`: of how many row groups.
         """
         if not self.bytes_max or len(places) > SERIES_PER_READ_MAX:
             return None
         try:
-            with _SegmentBlocks(self, path, entry) as blocks:
+            with _SegmentBlocks(self, root, entry) as blocks:
                 return blocks.rows(runs, places, fields, start_ns, end_ns, groups_max)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise read_error(path, entry, error) from error
+            raise read_error(root / entry.name, entry, error) from error
 
     def read_small(
         self,
-        path: Path,
+        root: Path,
         entry: SegmentEntry,
         runs: Runs,
         fields: Sequence[str],
@@ -124,10 +127,10 @@ class BlockCache:
         if not self.bytes_max or entry.rows > SMALL_ROWS_MAX:
             return None
         try:
-            with _SegmentBlocks(self, path, entry) as blocks:
+            with _SegmentBlocks(self, root, entry) as blocks:
                 return blocks.all_rows(runs, fields, start_ns, end_ns, wanted)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise read_error(path, entry, error) from error
+            raise read_error(root / entry.name, entry, error) from error
 
     def layout(self, digest: str) -> _Layout | None:
         """The row groups of a file that was read before."""
@@ -168,9 +171,9 @@ class BlockCache:
 class _SegmentBlocks:
     """The blocks of one segment during one read. The file is opened when the first block is missing."""
 
-    def __init__(self, cache: BlockCache, path: Path, entry: SegmentEntry) -> None:
+    def __init__(self, cache: BlockCache, root: Path, entry: SegmentEntry) -> None:
         self._cache = cache
-        self._path = path
+        self._root = root
         self._entry = entry
         self._file: pq.ParquetFile | None = None
 
@@ -200,12 +203,19 @@ class _SegmentBlocks:
         blocks = {group: self._blocks(group, names) for group in groups}
         found = [self._within(part, blocks[part.group][TIME_COLUMN], start_ns, end_ns) for part in parts]
         found = [part for part in found if part.low < part.high]
-        order = {int(place): number for number, place in enumerate(places)}
-        codes = np.repeat(
-            np.array([order[part.place] for part in found], np.int32), [part.high - part.low for part in found]
-        )
-        # One by one: a kernel of Arrow gives the interpreter's lock away, and waits for it as long as a small query takes.
-        keys = pa.array([runs.keys[place].as_py() for place in places.tolist()], runs.keys.type)
+        numbers = places.tolist()
+        if len(numbers) == 1:
+            # By far the most: one series, whose code is zero.
+            codes = np.zeros(sum(part.high - part.low for part in found), np.int32)
+            keys = runs.keys.slice(numbers[0], 1)
+        else:
+            order = {place: number for number, place in enumerate(numbers)}
+            codes = np.repeat(
+                np.array([order[part.place] for part in found], np.int32), [part.high - part.low for part in found]
+            )
+            # Not by a kernel of Arrow, which gives the interpreter's lock away, and waits for it as long as a small query
+            # takes.
+            keys = pa.array([runs.keys[place].as_py() for place in numbers], runs.keys.type)
         series = pa.DictionaryArray.from_arrays(pa.array(codes), keys)
         columns = [_joined(blocks, found, name) for name in (TIME_COLUMN, *names)]
         rows = pa.RecordBatch.from_arrays([series, *columns], names=[SERIES_COLUMN, TIME_COLUMN, *names])
@@ -231,8 +241,8 @@ class _SegmentBlocks:
     def _within(self, part: _Part, times: pa.Array, start_ns: int | None, end_ns: int | None) -> _Part:
         # Rows of a series are in order of time.
         of_series = times.to_numpy(zero_copy_only=True)[part.low : part.high]
-        low = 0 if start_ns is None else int(np.searchsorted(of_series, start_ns, "left"))
-        high = len(of_series) if end_ns is None else int(np.searchsorted(of_series, end_ns, "left"))
+        low = 0 if start_ns is None else int(of_series.searchsorted(start_ns, "left"))
+        high = len(of_series) if end_ns is None else int(of_series.searchsorted(end_ns, "left"))
         return _Part(part.place, part.group, part.low + low, part.low + max(low, high))
 
     def _blocks(self, group: int, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -256,15 +266,15 @@ class _SegmentBlocks:
         metadata = self._opened().metadata
         if metadata.num_rows != self._entry.rows:
             raise ValueError(f"{metadata.num_rows} rows, the catalogue has {self._entry.rows}")
-        ends = np.cumsum([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)])
-        layout = _Layout(ends.astype(np.int64), frozenset(self._opened().schema_arrow.names))
+        ends = accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        layout = _Layout(tuple(ends), frozenset(self._opened().schema_arrow.names))
         self._cache.put_layout(self._entry.file_digest, layout)
         return layout
 
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
             # With checksums: a flipped bit has to be an error, and never another value in an answer.
-            self._file = pq.ParquetFile(self._path, page_checksum_verification=True)
+            self._file = pq.ParquetFile(self._root / self._entry.name, page_checksum_verification=True)
         return self._file
 
 
@@ -274,13 +284,13 @@ def _size_bytes(block: pa.Array) -> int:
 
 def _parts(layout: _Layout, runs: Runs, places: Int64s) -> Iterable[_Part]:
     """Where the rows of each series are."""
-    ends = np.cumsum(runs.lengths)
-    for place in map(int, places):
-        row, end = int(ends[place] - runs.lengths[place]), int(ends[place])
+    for place in places.tolist():
+        end = int(runs.ends[place])
+        row = end - int(runs.lengths[place])
         while row < end:
-            group = int(np.searchsorted(layout.ends, row, "right"))
-            begin = int(layout.ends[group - 1]) if group else 0
-            stop = min(end, int(layout.ends[group]))
+            group = bisect_right(layout.ends, row)
+            begin = layout.ends[group - 1] if group else 0
+            stop = min(end, layout.ends[group])
             yield _Part(place, group, row - begin, stop - begin)
             row = stop
 

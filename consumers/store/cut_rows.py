@@ -77,7 +77,7 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
     left = (batch_without_handed(batch, database, handed) for batch in near)
     within = (batch_within(batch, database, slots) for batch in left if batch is not None)
     live = [batch for batch in within if batch is not None]
-    kinds = {name: kind for name, kind in view.schema.fields if request.needs(name)}
+    kinds = dict(request.fields_of(view.schema))
     rows = sum(len(batch.rows) for batch in live) + sum(_rows(components, entry, wanted) for entry in candidates)
     if rows * (len(kinds) + 2) > VALUES_MAX:
         raise CutTooLarge(f"a scan wants up to {rows:,} rows of slots that move", action="wait for their files")
@@ -85,7 +85,7 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
     for entry in candidates:
         path, runs, mask = components.files.path(entry.name), components.runs.get(entry.name), wanted.get(entry.name)
         # Small files were read by every query until the cut, and are in memory mostly.
-        of_file = components.blocks.read_small(path, entry, runs, list(kinds), *request.bounds, mask)
+        of_file = components.blocks.read_small(components.files.root, entry, runs, list(kinds), *request.bounds, mask)
         if of_file is None:
             of_file = read_rows(path, entry, runs, kinds, *request.bounds, mask)
         (of_file,) = without_deleted([of_file], view.tombstones.unapplied(entry), [0])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Mask
+from headrace.consumers.store.batch_columns import Int64s, Mask
 from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import Runs, SegmentEntry
@@ -25,6 +25,7 @@ from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import rows_between
+from headrace.schemas.tables import FieldType, TableSchema
 
 CACHED_RESULTS_MAX = 100_000
 """Results kept. When there are more, all are dropped and computed again on demand."""
@@ -55,6 +56,11 @@ class ScanRequest:
         """True if the result has this column."""
         return self.columns is None or column in self.columns
 
+    def fields_of(self, schema: TableSchema) -> Sequence[tuple[str, FieldType]]:
+        """The fields of the result, in the order of the schema."""
+        columns = self.columns
+        return schema.fields if columns is None else [field for field in schema.fields if field[0] in columns]
+
     def overlaps(self, min_time_ns: int, max_time_ns: int) -> bool:
         """True if the request overlaps [min_time_ns, max_time_ns], both ends included."""
         after_start = self.start_ns is None or max_time_ns >= self.start_ns
@@ -71,15 +77,19 @@ def candidates_of(
     found = [entry for entry in entries if entry.overlaps(request.start_ns, request.end_ns)]
     if not request.tags:
         return found, {}
-    masks = {entry.name: mask for entry in found if (mask := _wanted(runs_of(entry.name), request)) is not None}
-    return [entry for entry in found if entry.name in masks], masks
+    masks, with_series = dict[str, Mask](), list[SegmentEntry]()
+    for entry in found:
+        runs = runs_of(entry.name)
+        # Of a statement with one series most segments have none.
+        places = runs.tags.places(request.tags)
+        if len(places) and (mask := _wanted(runs, places, request)) is not None:
+            masks[entry.name] = mask
+            with_series.append(entry)
+    return with_series, masks
 
 
-def _wanted(runs: Runs, request: ScanRequest) -> Mask | None:
-    """Which series are wanted, None for none. Only those with the tags are looked at."""
-    places = runs.tags.places(request.tags or {})
-    if not len(places):
-        return None
+def _wanted(runs: Runs, places: Int64s, request: ScanRequest) -> Mask | None:
+    """Which of the series at these places have rows at the requested times, None for none."""
     if request.start_ns is not None:
         places = places[runs.last_ns[places] >= request.start_ns]
     if request.end_ns is not None:
@@ -142,8 +152,10 @@ def _any_overlap(union: list[tuple[int, int]], low: int, high: int) -> bool:
     return position >= 0 and union[position][1] >= low
 
 
-def _with_duplicates(candidates: Iterable[SegmentEntry], request: ScanRequest, overlaps: OverlapCache) -> set[str]:
+def _with_duplicates(candidates: Sequence[SegmentEntry], request: ScanRequest, overlaps: OverlapCache) -> set[str]:
     """Segments with a (series, time) that another segment of their slice and bucket has too."""
+    if len(candidates) < 2:
+        return set()
     # A sweep over the time ranges, clipped to the request:
     # only segments that overlap there are compared in pairs.
     locations: dict[tuple[int, int], list[tuple[int, int, SegmentEntry]]] = defaultdict(list)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.consumers.store.batch_columns import (
+    Int64s,
     Mask,
     field_column,
     gather,
@@ -140,12 +139,12 @@ def read_table(
     candidates, wanted = candidates_of(view.entries, request, runs_of)
     live = [batch for batch in view.live if request.overlaps(batch.min_time_ns, batch.max_time_ns)]
     direct, merged = split(candidates, live, view.tombstones, request, runs_of, overlaps)
-    fields = [name for name, _ in view.schema.fields if request.needs(name)]
+    fields = [name for name, _ in request.fields_of(view.schema)]
     ranked: list[tuple[tuple[int, int, int, str], pa.RecordBatch]] = []
     count = ReadCount()
     for entry in merged:
         runs, mask, path = runs_of(entry.name), wanted.get(entry.name), files.path(entry.name)
-        rows = blocks.read_small(path, entry, runs, fields, *request.bounds, mask)
+        rows = blocks.read_small(files.root, entry, runs, fields, *request.bounds, mask)
         if rows is None:
             rows = read_rows(path, entry, runs, fields, *request.bounds, mask, count)
         else:
@@ -181,15 +180,15 @@ def _few_series(
     count: ReadCount,
 ) -> dict[str, pa.RecordBatch]:
     """The requested rows of those segments that need no merge and of which few series are wanted, by their name."""
-    kinds = {name: kind for name, kind in schema.fields if request.needs(name)}
+    kinds = dict(request.fields_of(schema))
     found = dict[str, pa.RecordBatch]()
     groups_left = BLOCKS_PER_SCAN_MAX // (len(kinds) + 1)
     # A block of texts has any size.
     if not wanted or len(direct) > groups_left or FieldType.STRING in kinds.values():
         return found
     for entry in direct:
-        places, path, bounds = np.flatnonzero(wanted[entry.name]), files.path(entry.name), request.bounds
-        rows = blocks.read_series(path, entry, runs_of(entry.name), places, list(kinds), *bounds, groups_left)
+        places, bounds = wanted[entry.name].nonzero()[0], request.bounds
+        rows = blocks.read_series(files.root, entry, runs_of(entry.name), places, list(kinds), *bounds, groups_left)
         if rows is not None:
             found[entry.name] = rows.rows
             groups_left -= rows.groups
@@ -204,32 +203,22 @@ def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, request: ScanR
     """
     if not batches:
         return _no_rows(schema, request)
-    if unique:
-        keys, codes = unify_series(batches)
-        times = np.concatenate([batch.column(1).to_numpy(zero_copy_only=True) for batch in batches])
-        return _user_table(batches, schema, request, keys, codes, times, None)
-    ordering = order_rows(batches)
-    return _user_table(batches, schema, request, ordering.keys, ordering.codes, ordering.times, ordering.rows)
-
-
-def _user_table(
-    batches: Sequence[pa.RecordBatch],
-    schema: TableSchema,
-    request: ScanRequest,
-    keys: pa.StringArray,
-    codes: npt.NDArray[Any],
-    times: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64] | None,
-) -> pa.Table:
-    """The requested columns of all rows of the concatenated batches, or of `rows` in that order."""
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {
-        tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)
-    }
-    columns[TIME_COLUMN] = pa.array(times)
-    for name, kind in schema.fields:
-        if request.needs(name):
-            column = field_column(batches, name, kind)
-            columns[name] = narrow_text(column if rows is None else gather(column, rows))
+    tags = [tag for tag in schema.tags if request.needs(tag)]
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    rows: Int64s | None = None
+    if not unique:
+        ordering = order_rows(batches)
+        columns |= {tag: tag_column(ordering.keys, tag, ordering.codes) for tag in tags}
+        columns[TIME_COLUMN], rows = pa.array(ordering.times), ordering.rows
+    else:
+        if tags:
+            keys, codes = unify_series(batches)
+            columns |= {tag: tag_column(keys, tag, codes) for tag in tags}
+        times = [batch.column(1) for batch in batches]
+        columns[TIME_COLUMN] = times[0] if len(times) == 1 else pa.concat_arrays(times)
+    for name, kind in request.fields_of(schema):
+        column = field_column(batches, name, kind)
+        columns[name] = narrow_text(column if rows is None else gather(column, rows))
     return pa.table(columns)
 
 

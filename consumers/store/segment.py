@@ -171,6 +171,14 @@ class Runs:
     first_ns: Int64s
     last_ns: Int64s
     _tags: list[TagIndex] = field(default_factory=list, repr=False, compare=False)
+    _ends: list[Int64s] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def ends(self) -> Int64s:
+        """The row behind each series; made when it is asked for, and kept with the runs."""
+        if not self._ends:
+            self._ends.append(np.cumsum(self.lengths))
+        return self._ends[0]
 
     @property
     def tags(self) -> TagIndex:
@@ -192,7 +200,7 @@ class Runs:
 
     def rows_near(self, wanted: npt.NDArray[np.bool_], block_rows: int) -> int:
         """The rows of those blocks of the file, of so many rows each, that hold wanted series."""
-        ends, places = np.cumsum(self.lengths), np.flatnonzero(wanted)
+        ends, places = self.ends, np.flatnonzero(wanted)
         if not len(places):
             return 0
         first, last = (ends[places] - self.lengths[places]) // block_rows, (ends[places] - 1) // block_rows

@@ -50,6 +50,10 @@ class _OneTag:
 
     def of_values(self, wanted: Sequence[str]) -> Int64s:
         """The places of the series with one of these values, in order."""
+        # Most statements name one series, of which most segments have none.
+        if len(wanted) == 1:
+            rank = self._find(wanted[0])
+            return NO_PLACES if rank < 0 else self.places[self.starts[rank] : self.starts[rank + 1]]
         distinct = set(wanted)
         if len(distinct) > LOOKED_UP_MAX:
             values = pa.array(sorted(distinct))
@@ -57,10 +61,7 @@ class _OneTag:
         else:
             found = [rank for value in distinct if (rank := self._find(value)) >= 0]
         pieces = [self.places[self.starts[rank] : self.starts[rank + 1]] for rank in found]
-        # Most statements name one series, of which most segments have none: not a sort for each.
-        if len(pieces) <= 1:
-            return pieces[0] if pieces else NO_PLACES
-        return np.sort(np.concatenate(pieces))
+        return np.sort(np.concatenate(pieces)) if pieces else NO_PLACES
 
     def _find(self, value: str) -> int:
         # Arrow orders texts by their bytes, which is the order of their characters.

@@ -1,10 +1,13 @@
 """`headrace bench fairness`: what long queries cost short ones, and the other way round, at one node.
 
 One run, on the same sealed rows, asked by other processes over HTTP. Short queries come at a fixed rate, and their time
-counts from the moment at which they were due: first alone, then beside eight long ones, then beside the same long ones
-at a node whose slices never end, which is a FIFO pool. The long ones are a fixed amount of work: scans, an aggregate of
-all series, a full sort and a join, together long enough to cross levels. Their ratio is the time that this work takes
-alone over its time beside the short queries.
+counts from the moment at which they were due: alone, beside eight long ones, and beside the same long ones at a node
+whose slices never end, which is a FIFO pool. The long ones are a fixed amount of work: scans, an aggregate of all
+series, a full sort and a join, together long enough to cross levels. Their ratio is the time that this work takes alone
+over its time beside the short queries.
+
+What is measured alone is measured before and behind the mixed load: the speed of a shared machine changes by a fifth
+within minutes, and would be taken for an effect of the load.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from headrace.bench.measurement import (
     seal,
     settings_text,
     silent,
+    stolen_in,
     versions,
 )
 from headrace.connectors.http import request_node
@@ -79,6 +83,10 @@ class Shorts:
     taken_ms: list[float]
     refused: int
 
+    def with_others(self, others: Shorts) -> Shorts:
+        """Both together."""
+        return Shorts([*self.taken_ms, *others.taken_ms], self.refused + others.refused)
+
     def figures(self) -> dict[str, float]:
         """The percentiles, and the longest."""
         if not self.taken_ms:
@@ -112,6 +120,9 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     lines = [
         (name, f"p50 {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms, longest {each['max_ms']:.0f} ms")
         for name, each in ((name, result[name]) for name in ("unloaded", "loaded", "fifo"))
+    ]
+    lines += [
+        (f"{name}, stolen", f"{share:.1%} of the processors' time") for name, share in result["stolen_share"].items()
     ]
     bar_lines = [
         (name, f"{bar['value']:.2f}, {bar['bar']}: {'met' if bar['met'] else 'missed'}")
@@ -152,19 +163,27 @@ def _fill(local: LocalCluster, cluster: Cluster, settings: Mapping[str, Any]) ->
 
 
 def _measure(local: LocalCluster, settings: Mapping[str, Any], note: Note) -> dict[str, Any]:
-    url = local.url("n1")
+    url, stolen = local.url("n1"), dict[str, float]()
     with _Clients(_long_work(settings), url) as clients:
         note("short queries alone")
         # Caches and connections of the first seconds are no part of what is usual.
         clients.shorts(url, settings, 3.0)
-        unloaded = clients.shorts(url, settings, settings["alone_s"])
+        before = clients.shorts(url, settings, settings["alone_s"])
         note("the long queries alone")
-        alone_s = clients.longs(url)
-        note(f"they took {alone_s:.0f} s; the same beside {settings['rate']:g} short ones a second")
+        with stolen_in(stolen, "long_before"):
+            before_s = clients.longs(url)
+        note(f"they took {before_s:.0f} s; the same beside {settings['rate']:g} short ones a second")
         steps_before = _steps(url)
-        loaded, loaded_s = clients.both(url, settings)
+        with stolen_in(stolen, "loaded"):
+            loaded, loaded_s = clients.both(url, settings)
         steps = _step_figures(steps_before, _steps(url))
-    note(f"they took {loaded_s:.0f} s; the same at a FIFO pool")
+        note(f"they took {loaded_s:.0f} s; the long queries alone once more")
+        with stolen_in(stolen, "long_behind"):
+            behind_s = clients.longs(url)
+        note(f"they took {behind_s:.0f} s; short queries alone once more")
+        unloaded = before.with_others(clients.shorts(url, settings, settings["alone_s"]))
+    alone_s = (before_s + behind_s) / 2
+    note("the same at a FIFO pool")
     _become_fifo(local)
     # Others: those of the first node may still wait for it.
     with _Clients(_long_work(settings), local.url("n1")) as clients:
@@ -176,8 +195,11 @@ def _measure(local: LocalCluster, settings: Mapping[str, Any], note: Note) -> di
         "ratio": loaded.figures()["p99_ms"] / unloaded.figures()["p99_ms"],
         "long_ratio": alone_s / loaded_s,
         "long_alone_s": alone_s,
+        "long_before_s": before_s,
+        "long_behind_s": behind_s,
         "long_loaded_s": loaded_s,
         "step_ms": steps,
+        "stolen_share": stolen,
         "refused": unloaded.refused + loaded.refused,
     }
 

@@ -90,6 +90,21 @@ def used_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+@contextlib.contextmanager
+def stolen_in(shares: dict[str, float], leg: str) -> Iterator[None]:
+    """Add the share of all processors that the host of a virtual machine took away during a leg; 0 where none is known.
+
+    A leg that lost more than its peer is slower for a reason that is not in it.
+    """
+    began_s, stolen_s = time.monotonic(), _stolen_s()
+    yield
+    shares[leg] = (_stolen_s() - stolen_s) / ((time.monotonic() - began_s) * (os.cpu_count() or 1))
+
+
+def _stolen_s() -> float:
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
 def node_pids(local: LocalCluster) -> list[int]:
     """The processes of a cluster's nodes."""
     return [node.pid for node in local.file.nodes]

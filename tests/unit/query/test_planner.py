@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import duckdb
 import pytest
+from sqlglot import exp
 
 from headrace.consumers.query.database import statement_kinds, syntax_tree
 from headrace.consumers.query.guard import check
-from headrace.consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan, plan_scans
+from headrace.consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan, parse, plan_scans
 from headrace.consumers.query.predicates import DAY_NS, SLACK_NS
 from headrace.consumers.query.table_names import resolve
 from headrace.schemas.tables import FieldType, TableSchema
@@ -240,3 +242,20 @@ def test_long_sql_is_not_narrowed() -> None:
     """For SQL beyond the limit all rows are read instead of parsing it in Python."""
     values = ", ".join(f"'{number:08}'" for number in range(PLANNED_BYTES_MAX // 10))
     assert ScanPlan() == plan(f"SELECT load FROM iot.readings WHERE name IN ({values})")
+
+
+def test_a_copy_of_a_tree_is_planned_by_its_own_nodes() -> None:
+    """What is kept with a tree is not that of its copies, whose conditions may be others."""
+    connection = CONNECTION.cursor()
+    sql = "SELECT max(load) FROM readings WHERE name = 'a'"
+    statement = check(sql, partial(statement_kinds, connection), partial(syntax_tree, connection))
+    resolved = resolve(statement.tables, statement.cte_names, SCHEMAS)
+    tree = parse(statement)
+    assert tree is not None
+    planned = partial(plan_scans, statement, resolved, SCHEMAS, evaluate)
+    for name in "ab":
+        (literal,) = tree.find_all(exp.Literal)
+        literal.set("this", name)
+        (found,) = planned(parsed=partial(nullcontext, tree)).values()
+        assert {"name": (name,)} == found.tags
+        tree = tree.copy()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from itertools import product
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.consumers.query import checked_statements
 from headrace.consumers.query.checked_statements import TEMPLATES_MAX, TREES_MAX, CheckedStatements
@@ -105,6 +108,9 @@ def test_what_is_more_than_a_value_is_checked_each_time(texts: tuple[str, ...], 
         ("SELECT $1, 2", None),
         ("SELECT X'00'", None),
         ("SELECT a", None),
+        ("SELECT 1 -- 2", None),
+        ("SELECT 1 /* 2 */ + 3", None),
+        ("SELECT 4 - -2 / 3", ("4", "2", "3")),
     ],
 )
 def test_literals_are_found_where_nothing_else_can_be_meant(sql: str, literals: tuple[str, ...] | None) -> None:
@@ -115,6 +121,33 @@ def test_literals_are_found_where_nothing_else_can_be_meant(sql: str, literals: 
         assert [sql[end - len(text) : end] for text, end in zip(found.literals, found.ends, strict=True)] == [
             *found.literals
         ]
+
+
+PLAIN = ["SELECT", "a1", '"x 9"', "t2.b3", "(", ")", ",", ">=", "=", "-", "/", "*", "::", "\n"]
+LITERALS = ["'a'", "''", "'b, 7'", "0", "10", "1.5", "9223372036854775807"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLAIN), st.sampled_from(LITERALS)), min_size=1, max_size=20), st.randoms())
+def test_the_literals_of_any_plain_text_are_found(pairs: list[tuple[str, str]], chance: random.Random) -> None:
+    """In their order, wherever spaces are; the rest of the text is that of every text of the template."""
+    spaces = [chance.choice([" ", "  ", "\n"]) for _ in pairs]
+    texts = [
+        "".join(f"{plain}{space}{literal} " for (plain, literal), space in zip(given, spaces, strict=True))
+        for given in (
+            pairs,
+            [(plain, chance.choice([x for x in LITERALS if _kind(x) == _kind(literal)])) for plain, literal in pairs],
+        )
+    ]
+    one, other = map(template_of, texts)
+    assert one is not None
+    assert other is not None
+    assert [literal for _, literal in pairs] == [*one.literals]
+    assert one.key == other.key
+    assert [literal for literal in one.literals if _kind(literal) == "text"] == one.texts
+
+
+def _kind(literal: str) -> str:
+    return "text" if literal.startswith("'") else "decimal" if "." in literal else "whole"
 
 
 def test_trees_are_lent_to_one_at_a_time() -> None:
