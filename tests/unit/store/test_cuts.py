@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headrace.consumers.store import CutUnready, JobSuperseded, SegmentAwaited, Store, StoreFull
-from headrace.consumers.store.cut import Cut
+from headrace.consumers.store.cut import Cut, CutFile
 from headrace.consumers.store.seal_job import SealJob
 from headrace.consumers.store.segment_files import SegmentFiles
+from headrace.consumers.store.store_job import StoreJob
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import LEADER, foreign_files, load_of, slots_of_slices, stage_export
@@ -131,6 +134,58 @@ def test_files_that_leave_are_sealed_first_and_listed_before_the_others(
     assert expected([LATE[0], (A, HOUR_NS + 5, {"busy": 15})]) == contents(other)
     store.release(6, MOVED).run()
     assert [] == store.cut_files()
+
+
+def test_a_donor_that_dies_behind_the_files_of_a_cut_gives_the_same_again(
+    store: Store, other: Store, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next start removes them, and the journal's rows are sealed once more: whoever has fetched some has the right ones."""
+    write(store, 1, LATE)
+    seal(store, 2)
+    records = [*EARLY, (A, HOUR_NS + 5, {"busy": 15}), (B, HOUR_NS + 7, {"busy": 17})]
+    finish, finished = SegmentFiles.finish, list[Sequence[str]]()
+
+    def apply_from_journal(donor: Store) -> tuple[SealJob, StoreJob]:
+        write(donor, 3, records)
+        donor.delete(4, 1, "plant", "cpu", {"host": ("b",)}, HOUR_NS, HOUR_NS + 6)
+        job = donor.freeze(5, 1, b"cut")
+        job.leaving = MOVED
+        return job, donor.hold(5, MOVED)
+
+    def die(files: SegmentFiles, names: Sequence[str]) -> None:
+        finished.append(names)
+        if len(finished) == 2:
+            early.extend(
+                (file, store.series_file(file.entry), _bytes_of(store, file)) for file in store.cut(5, MOVED).files
+            )
+            shutil.copytree(home, tmp_path / "died")
+        finish(files, names)
+
+    early = list[tuple[CutFile, bytes, bytes]]()
+    job, _ = apply_from_journal(store)
+    monkeypatch.setattr(SegmentFiles, "finish", die)
+    job.run()
+    monkeypatch.setattr(SegmentFiles, "finish", finish)
+    with closing(Store.open(tmp_path / "died", "n1", SETTINGS)) as again:
+        assert 2 == again.frontier
+        known = {entry.name for entry in again.segments()}
+        new = [file.entry.name for file, _, _ in early if file.entry.name not in known]
+        assert new
+        assert not any((again.segments_directory / name).exists() for name in new)
+        for each in apply_from_journal(again):
+            each.run()
+        assert early == [
+            (file, again.series_file(file.entry), _bytes_of(again, file)) for file in again.cut(5, MOVED).files
+        ]
+        stage_export(other, _exported(again, tmp_path / "export"))
+        assert expected(EARLY) == contents(again)
+    for number, (file, _, _) in enumerate(early, 1):
+        other.load(number, file.load(LEADER, "origin", 4), CPU, DATABASE).run()
+    assert expected([LATE[0], (A, HOUR_NS + 5, {"busy": 15}), (B, HOUR_NS + 7, {"busy": 17})]) == contents(other)
+
+
+def _bytes_of(store: Store, file: CutFile) -> bytes:
+    return (store.segments_directory / file.entry.name).read_bytes()
 
 
 def _is_full(job: SealJob) -> bool:
