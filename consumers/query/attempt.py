@@ -14,7 +14,7 @@ from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.file_pauses import parts_of_statement
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
-from headrace.consumers.query.group_scans import GroupScan, exact_rows, rows_of
+from headrace.consumers.query.group_scans import GroupScan, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.log_waits import begin_reading
@@ -31,7 +31,7 @@ from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
-from headrace.consumers.query.series_answers import answer_of
+from headrace.consumers.query.series_run import SeriesRun
 from headrace.consumers.query.session import Session, bare_tables, file_values, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
@@ -102,6 +102,12 @@ class Attempt:
             session.bind(session.check(wanted.sql), wanted.parameters)
             return session
 
+        few = SeriesRun.of(host, wanted)
+        if few is not None:
+            self.reading = begin_reading(host.source, fence, wanted.after, self._timer, self._turn, self._output)
+            if few.answered(self.reading, self._output):
+                return
+            self._turn.pause()
         session = opened(self._resources, self._turn, self)
         # What outgrew the memory of a small query needs all that it has in one place.
         if not self._outgrown:
@@ -138,8 +144,7 @@ class Attempt:
             self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
             return
-        if not statement.explain and self._ran_on_series(statement, schemas, plans, reading):
-            return
+        self._learn_schema(statement, schemas, plans)
         scans = self._scans(session, schemas, plans, reading)
         if self._drivers is not None:
             run = ParallelRun(self._drivers, bound, resolved, schemas, plans, scans)
@@ -165,6 +170,15 @@ class Attempt:
         scans = self._scans(session, schemas, plans, reading)
         reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._write_over_views(session, bound, resolved, schemas, reads, reading.fence)
+
+    def _learn_schema(
+        self, statement: Statement, schemas: Mapping[TableKey, TableSchema], plans: Mapping[TableKey, ScanPlan]
+    ) -> None:
+        """Remember the names and types that DuckDB gives to the answer, for later statements of the template."""
+        checked = self._host.database.checked
+        for key, plan in plans.items():
+            if plan.series is not None and self._wanted.row_limit is None and statement.is_plain:
+                self._on_schema = partial(checked.put_answer_schema, statement, schemas[key])
 
     def _write_over_views(
         self,
@@ -202,34 +216,6 @@ class Attempt:
                 raise
             return False
         return True
-
-    def _ran_on_series(
-        self,
-        statement: Statement,
-        schemas: Mapping[TableKey, TableSchema],
-        plans: Mapping[TableKey, ScanPlan],
-        reading: Reading,
-    ) -> bool:
-        """Whether the rows of few series, all of them in memory, gave the answer. Nothing is shown if not."""
-        for key, plan in plans.items():
-            if (wanted := plan.series) is None or self._wanted.row_limit is not None:
-                return False
-            checked = self._host.database.checked
-            schema = checked.answer_schema(statement, schemas[key])
-            if schema is None:
-                # DuckDB runs the first statement of a template, and gives the names and types of all.
-                self._on_schema = partial(checked.put_answer_schema, statement, schemas[key])
-                return False
-            narrow = ScanPlan(wanted.columns, wanted.start_ns, wanted.end_ns, wanted.tags)
-            scans = self._scan(schemas[key], narrow, reading)
-            rows = exact_rows(scans)
-            batch = None if rows is None else answer_of(rows, wanted, schema)
-            if batch is not None:
-                self._note(scans)
-                self._output.put(schema, reading.fence, batch)
-                self._output.end(schema, reading.fence)
-                return True
-        return False
 
     def _divided(
         self,

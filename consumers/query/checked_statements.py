@@ -118,7 +118,7 @@ class CheckedStatements:
         """A text was checked. `check` checks another one; the second text of a template is a trial of it."""
         if len(sql) > CHECKED_CHARACTERS_MAX:
             return
-        template = template_of(sql) if _is_plain(statement) else None
+        template = template_of(sql) if statement.is_plain else None
         with self._lock:
             self._statements.put(sql, statement)
             known = None if template is None else self._templates.get(template.key)
@@ -148,7 +148,7 @@ class CheckedStatements:
         template = template_of(statement.sql)
         with self._lock:
             known = None if template is None else self._templates.get(template.key)
-            usable = known is not None and known.statement is not None and _is_plain(statement)
+            usable = known is not None and known.statement is not None and statement.is_plain
             spare = known.trees.pop() if known is not None and usable and known.trees else None
         if template is None or known is None or spare is None:
             with self._lock:
@@ -168,12 +168,6 @@ class CheckedStatements:
 def _template_key(statement: Statement) -> str:
     template = template_of(statement.sql)
     return statement.sql if template is None else template.key
-
-
-def _is_plain(statement: Statement) -> bool:
-    """Whether a statement reads tables and nothing else, under names that no literal has a part in."""
-    special = statement.explain or statement.show or statement.verb or statement.parameters or statement.names_now
-    return not special
 
 
 def _trial(statement: Statement, template: Template, check: Callable[[str], Statement]) -> _Known:

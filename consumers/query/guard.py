@@ -110,6 +110,11 @@ class Statement:
         return self.explain.startswith("EXPLAIN ANALYZE")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it reads tables and nothing else, under names that no literal has a part in."""
+        return not (self.explain or self.show or self.verb or self.parameters or self.names_now)
+
+    @property
     def described(self) -> bool:
         """True when only the shape of the tables matters, not their rows."""
         return self.verb == "DESCRIBE"

@@ -157,6 +157,23 @@ def _of_series(series: SeriesAggregates, columns: frozenset[str] | None, schema:
     return ScanPlan(named, narrowing.start_ns, narrowing.end_ns, tags, series=series)
 
 
+def series_of(
+    tree: exp.Expression, resolved: Resolved, schemas: Mapping[TableKey, TableSchema]
+) -> SeriesAggregates | None:
+    """What a statement wants, if it only aggregates few series of its one table, and not by their newest rows."""
+    tables = _tables_in(tree)
+    key = resolved.by_path.get(tables[0][0]) if len(tables) == 1 else None
+    if key is None or key in resolved.shadowed:
+        return None
+    table, schema = tables[0][1], schemas[key]
+    series = series_aggregates(tree, table, schema)
+    if series is not None and series.may_be_newest:
+        # The newest rows are in memory.
+        select = select_of(table)
+        return series if select is not None and _newest(select, table, schema) is None else None
+    return series
+
+
 def tree_of(
     statement: Statement, texts: Mapping[str, str], parsed: Parsed | None
 ) -> AbstractContextManager[exp.Expression | None]:

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.query_errors import SegmentUnreadable
 from headrace.consumers.query.session import Session
-from headrace.consumers.store import StoreSettings
+from headrace.consumers.store import StoreDamaged, StoreSettings
 from tests.unit.query.cluster_of_stores import StoredCluster, cluster_of_stores
 from tests.unit.store.builders import CPU, Row
 
@@ -144,10 +146,10 @@ def test_answers_are_those_of_duckdb(
     assert counted.count < 110
 
 
-def test_duckdb_runs_the_first_of_a_template_and_what_is_not_exact(
+def test_duckdb_runs_the_first_two_of_a_template_and_what_is_not_exact(
     written: tuple[StoredCluster, duckdb.DuckDBPyConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names and types come from it; so do values that are no numbers, and times between microseconds."""
+    """Names and types come from it, and the template of the second; also values that are no numbers, and finer times."""
     cluster, whole = written
     counted = Counted(monkeypatch)
 
@@ -158,7 +160,7 @@ def test_duckdb_runs_the_first_of_a_template_and_what_is_not_exact(
 
     sql = f"SELECT max(load) AS peak FROM {TABLE} WHERE host = '{{}}' AND time < make_timestamp_ns({{}})"
     minute = 60 * SECOND_NS
-    assert [1, 0, 0] == [runs(sql.format(host, START_NS + 9 * minute)) for host in ("a", "b", "none")]
+    assert [1, 1, 0, 0] == [runs(sql.format(host, START_NS + 9 * minute)) for host in ("a", "b", "none", "b")]
     assert [0, 1] == [runs(sql.format(LOST, START_NS + at * minute)) for at in (9, 11)]
     assert [1, 0] == [runs(sql.format(host, START_NS + 9 * minute)) for host in (FINE, "a")]
     # A bound that SQL may round.
@@ -227,3 +229,23 @@ def test_a_limit_of_rows_and_explain_are_duckdbs(
         with engine.query(f"EXPLAIN {sql}") as result:
             assert "explain_value" in result.read_all().column_names
     assert 4 == counted.count
+
+
+def test_a_segment_that_cannot_be_read_is_an_error_of_the_node(
+    written: tuple[StoredCluster, duckdb.DuckDBPyConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where DuckDB would not have been asked: the error names it, and the node is told to look at its files."""
+    cluster, whole = written
+    sql = f"SELECT sum(busy), count(up) FROM {TABLE} WHERE host = 'a'"
+    for _ in range(3):
+        agree(cluster, whole, sql)
+    engine, reports = engine_of(cluster), list[bool]()
+
+    def damaged(*_names: str, **_conditions: object) -> list[GroupScan]:
+        raise StoreDamaged("segment s cannot be read")
+
+    monkeypatch.setattr(engine.source, "scan", damaged)
+    monkeypatch.setattr(engine, "on_unreadable", lambda: reports.append(True))
+    with pytest.raises(SegmentUnreadable, match="segment s cannot be read"):
+        engine.query(sql)
+    assert [True] == reports
