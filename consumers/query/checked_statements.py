@@ -131,11 +131,10 @@ class CheckedStatements:
         with self._lock:
             self._templates.put(template.key, tried)
 
-    def answer_schema(self, statement: Statement, table: TableSchema) -> pa.Schema | None:
-        """The schema that DuckDB gave to the answer of a statement of the same template, over a table as it is now."""
+    def answer_schema(self, statement: Statement) -> tuple[TableSchema, pa.Schema] | None:
+        """The schema that DuckDB gave to the answer of a statement of the same template, behind that of its table then."""
         with self._lock:
-            known = self._schemas.get(_template_key(statement))
-        return known[1] if known is not None and known[0] == table else None
+            return self._schemas.get(_template_key(statement))
 
     def put_answer_schema(self, statement: Statement, table: TableSchema, schema: pa.Schema) -> None:
         """Remember the schema of an answer that no literal of its statement has a part in."""

@@ -41,19 +41,24 @@ class SeriesRun:
         if wanted.row_limit is not None or wanted.parameters:
             return None
         statement = checked.get(wanted.sql)
-        if statement is None or not statement.is_plain or len(statement.tables) != 1:
+        if statement is None or not statement.is_plain:
             return None
+        # First: few statements have one, and to resolve names is done once more for all others.
+        if (known := checked.answer_schema(statement)) is None:
+            return None
+        table, schema = known
         try:
             resolved = resolve(statement.tables, statement.cte_names, host.source.tables())
+            schemas = {key: host.source.schema(*key) for key in resolved.tables}
         except UnknownTable:
             return None
-        schemas = {key: host.source.schema(*key) for key in resolved.tables}
-        for table in schemas.values():
-            if (schema := checked.answer_schema(statement, table)) is not None:
-                # Operators that are chained a thousand times make a tree that is as deep.
-                with suppress(RecursionError), checked.tree(statement) as tree:
-                    series = None if tree is None else series_of(tree, resolved, schemas)
-                    return None if series is None else cls(host, series, table, schema)
+        if [table] != [*schemas.values()]:
+            # The names and types of the answer may be others now.
+            return None
+        # Operators that are chained a thousand times make a tree that is as deep.
+        with suppress(RecursionError), checked.tree(statement) as tree:
+            series = None if tree is None else series_of(tree, resolved, schemas)
+            return None if series is None else cls(host, series, table, schema)
         return None
 
     def answered(self, reading: Reading, output: QueryOutput) -> bool:
