@@ -52,6 +52,6 @@ class LongSteps:
 
 
 def _sources_most(sql: str) -> int:
-    """No statement has more sources than this: the words anywhere, which are counted sooner than words are told apart."""
+    """No statement has more sources than this: the words anywhere, whose count is quicker than a search."""
     lower = sql.lower()
     return lower.count("from") + lower.count("join")

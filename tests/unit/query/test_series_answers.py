@@ -234,7 +234,7 @@ def test_a_limit_of_rows_and_explain_are_duckdbs(
 def test_a_segment_that_cannot_be_read_is_an_error_of_the_node(
     written: tuple[StoredCluster, duckdb.DuckDBPyConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where DuckDB would not have been asked: the error names it, and the node is told to look at its files."""
+    """Also where DuckDB would not have been asked: the error names it, and the node checks its files."""
     cluster, whole = written
     sql = f"SELECT sum(busy), count(up) FROM {TABLE} WHERE host = 'a'"
     for _ in range(3):
