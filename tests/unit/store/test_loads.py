@@ -208,7 +208,7 @@ def test_a_verified_file_that_cannot_be_read_is_awaited(store: Store) -> None:
 def test_a_staged_file_that_is_swept_at_this_moment_is_awaited(
     store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Nobody knew of its load yet; the group goes on, and fetches it again."""
+    """Nobody knew of its load yet; the group continues, and fetches it again."""
     file, real, listed = one_file(row(1, 1)), staged_file.StagedFile.compare, os.listdir
     stage(store, file)
     store.note_verified(file.entry.content_digest)
