@@ -59,6 +59,10 @@ class SlotRouting(Protocol):
         """The version of the slot table that had a group first."""
         ...
 
+    def donors(self, header: str) -> frozenset[str]:
+        """The groups that give slots to a group which came with this table; none for any other group."""
+        ...
+
 
 def groups_of(table: SlotRouting) -> tuple[GroupKey, ...]:
     """The groups of a table, each with its birth, in ring order."""
@@ -70,12 +74,14 @@ class Route:
     """What the membership log has decided for writers at one moment.
 
     `ending` are the groups that the newest change ends, or has ended. `electorates` has the sets of members of the
-    groups whose members change: a copy of each set counts towards a quorum of its own.
+    groups whose members change: a copy of each set counts towards a quorum of its own. `pending`: a newer table counts
+    already, and a group of it has no log yet.
     """
 
     table: SlotRouting
     ending: tuple[GroupKey, ...] = ()
     electorates: Mapping[GroupKey, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    pending: bool = False
 
     def holds(self, group: GroupKey) -> bool:
         """Whether the table has this very group, and not a later one of its header."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster, Schemas, groups_of
+from headrace.producers.cluster import Cluster, Route, Schemas, groups_of
 from headrace.producers.sender import Refused, RoutedMessage, Sender
 from headrace.producers.writer import WriterSettings, offsets_by_topic
 from headrace.schemas.errors import HeadraceError
@@ -57,8 +57,9 @@ def delete_rows(
     def encode(groups: Sequence[GroupKey]) -> list[RoutedMessage]:
         return sender.encode([(group, body, 1) for group in groups])
 
+    # Looked at first: a writer that knows a newer table may have written to a group that this process has not seen.
     # It ends: only a newer change of members makes another round, and the deadline covers all of them.
-    while not _sent_to_all(cluster, sender, quorum, encode, deadline):
+    while not _sent_to_all(cluster, cluster.routing.look(deadline.left_s()), sender, quorum, encode, deadline):
         pass
     offsets = sender.newest()
     # A group that has ended has no members that stay: what it has, the others have by their own record.
@@ -67,13 +68,19 @@ def delete_rows(
     return offsets_by_topic(cluster.topics, offsets)
 
 
-def repeat_deletes(
-    cluster: Cluster, deletes: Sequence[tuple[ProducerPosition, Delete]], flush_timeout_s: float
-) -> None:
-    """Have every group delete, each delete with a position of the caller: a repeat of the same position counts once.
+class GroupEnded(HeadraceError):
+    """A group of a route took no record any more: members have changed since."""
 
-    Raises MessageInvalid, SchemaError, WriteFailed and WriteUnknown; all may then be repeated.
+
+def repeat_deletes(
+    cluster: Cluster, route: Route, deletes: Sequence[tuple[ProducerPosition, Delete]], flush_timeout_s: float
+) -> None:
+    """Have every group of a route delete, each delete with a position of the caller: a repeat of it counts once.
+
+    Raises MessageInvalid, SchemaError, WriteFailed, WriteUnknown and GroupEnded; all may then be repeated.
     """
+    if not deletes:
+        return
     quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, 1, 0)
     sender = Sender(cluster.appender, cluster.topic_of, UNIT)
     # All of them before the first is sent: a list that replicas would ignore in part leaves nothing in any log.
@@ -84,21 +91,20 @@ def repeat_deletes(
     def encode(groups: Sequence[GroupKey]) -> list[RoutedMessage]:
         return [RoutedMessage(group, value, 1) for group in groups for value in values]
 
-    deadline = Deadline(flush_timeout_s)
-    while values and not _sent_to_all(cluster, sender, quorum, encode, deadline):
-        pass
+    if not _sent_to_all(cluster, route, sender, quorum, encode, Deadline(flush_timeout_s)):
+        raise GroupEnded("a group ended while it was to delete", action="members change: try again", retriable=True)
 
 
 Encode = Callable[[Sequence[GroupKey]], Sequence[RoutedMessage]]
 
 
-def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, encode: Encode, deadline: Deadline) -> bool:
-    """Whether every group of the newest table has the delete, behind those that end. Raises WriteFailed, WriteUnknown.
+def _sent_to_all(
+    cluster: Cluster, route: Route, sender: Sender, quorum: Quorum, encode: Encode, deadline: Deadline
+) -> bool:
+    """Whether every group of a route has the delete, behind those that end. Raises WriteFailed, WriteUnknown.
 
     False if a group has ended meanwhile: the others must have it once more, since they had it before its rows.
     """
-    # Looked at first: a writer that knows a newer table may have written to a group that this process has not seen.
-    route = cluster.routing.look(deadline.left_s())
     # Of a group that has ended and takes no records any more, the others have everything, or get it as older rows.
     ending = [group for group in route.ending if route.holds(group) or _exists(cluster, group)]
     late = _send(sender, quorum, encode, ending, deadline)

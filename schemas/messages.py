@@ -40,8 +40,11 @@ _NAMESPACE = "headrace.v1."
 _SYNC_FIELDS = ("sender", "order", "settled", "stores", "synced", "loaded_era", "loaded_version")
 """Of a Load; one without them is a record of `load.avsc`, with the digest that it had before."""
 _FENCE_FIELDS = ("group", "number")
-DELETES_OF_NUMBER = 1 << 20
-"""Batches of the deletes of one manifest of a sync sender."""
+_DELETES_PREFIX = "sync/"
+_PLACES, _TABLES = 1 << 14, 1 << 16
+DELETES_OF_NUMBER = _TABLES * _PLACES
+"""Batches of the deletes of one manifest of a sync sender: so many deletes, by so many versions of the slot table."""
+MANIFEST_NUMBER_MAX = (1 << 63) // DELETES_OF_NUMBER - 1
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -72,6 +75,7 @@ __all__ = [
     "deletes_producer",
     "encode_message",
     "format_of",
+    "last_deletes_batch",
     "load_identity",
 ]
 
@@ -256,12 +260,26 @@ def format_of(body: Body) -> int:
 
 def deletes_producer(sender: str, group: str) -> str:
     """The producer of the deletes of a group of a sync sender; `deletes_batch` has their batches."""
-    return f"sync/{sender}/{group}"
+    return f"{_DELETES_PREFIX}{sender}/{group}"
 
 
-def deletes_batch(number: int, place: int = 0) -> int:
-    """The batch of a delete: a higher one than those of all manifests with a lower number."""
-    return number * DELETES_OF_NUMBER + place
+def is_deletes_producer(producer: str) -> bool:
+    """Whether a producer is that of the deletes of a sync sender."""
+    return producer.startswith(_DELETES_PREFIX)
+
+
+def deletes_batch(number: int, table_version: int = 0, place: int = 0) -> int:
+    """The batch of a delete that is sent by a slot table: a higher one than those of all manifests of a lower number.
+
+    By a newer table a manifest is sent whole once more, and counts again: a group may have a delete, and get rows later
+    from one that ended without it.
+    """
+    return number * DELETES_OF_NUMBER + min(table_version, _TABLES - 2) * _PLACES + min(place, _PLACES - 1)
+
+
+def last_deletes_batch(number: int) -> int:
+    """The batch of the fence behind all deletes of a manifest. None of them counts behind it, by whichever table."""
+    return (number + 1) * DELETES_OF_NUMBER - 1
 
 
 def load_identity(load: Load) -> bytes:

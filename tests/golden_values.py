@@ -394,7 +394,7 @@ def _changed_state() -> GroupState:
         targets={KEY: target},
         cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),), (DELETE,))},
         deletes=KeptDeletes([DELETE]),
-        origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
+        origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section], 4)},
         added=("n2",),
         gained={1: 2, 2: 2, 4: 2, 3: 3},
         holdings=Holdings({1: (Holding(2, 1),), 2: (Holding(2, 1),), 3: (Holding(2, 1), Holding(3, 2))}),

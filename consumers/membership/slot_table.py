@@ -96,6 +96,13 @@ class SlotTable:
         self._check_slot(slot)
         return self._previous.get(slot)
 
+    def donors(self, header: str) -> frozenset[str]:
+        """The groups that give slots to a group which came with this table; none for any other. Raises UnknownNode."""
+        if self.birth(header) < self.version:
+            return frozenset()
+        place = self.nodes.index(header)
+        return frozenset(former for slot, former in self.moved if self.slot_headers[slot] == place)
+
     def group(self, header: str) -> tuple[str, ...]:
         """The members of a group in list order, its header first. Raises UnknownNode."""
         self._check_node(header)

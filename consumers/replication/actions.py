@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,9 +16,6 @@ from headrace.schemas.messages import (
     Message,
     TableVersion,
     Write,
-    deletes_batch,
-    deletes_producer,
-    load_identity,
 )
 
 
@@ -177,18 +173,6 @@ def repeats(message: Message, known: ProducerState | None) -> Ignored | None:
     # By content too: a retried batch may be divided differently, and then the same sequence has rows that must
     # count.
     return Ignored.REPEATED if (position.sequence, message.digest) in known.seen else None
-
-
-def stale_load(load: Load, loads: Container[bytes], producers: Mapping[str, ProducerState]) -> Ignored | None:
-    """Why a load of the leader changes nothing by what came before it: it is here, or deletes have made it void."""
-    # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
-    # a merge no name of a file shows that this one is here already.
-    if load_identity(load) in loads:
-        return Ignored.REPEATED
-    # A request for a load may outlive the receiver that made it. Behind deletes of the sender that came since the
-    # file's manifest it would undo them: the file does not bring them.
-    fence = producers.get(deletes_producer(load.sender, load.group)) if load.number else None
-    return Ignored.VOID if fence is not None and fence.batch >= deletes_batch(load.number) else None
 
 
 def refusal_of(tables: tuple[TableVersion, ...]) -> str:

@@ -164,17 +164,14 @@ def _cut(record: dict[str, Any]) -> CutMemory:
 
 
 def _origin_record(key: GroupKey, origin: Origin) -> dict[str, Any]:
-    position = {"version": origin.position.version, "part": origin.position.part}
-    return (
-        _key_record(key)
-        | position
-        | {"sections": [_section_record(tuple(sorted(each.slots)), each.moved()) for each in origin.sections]}
-    )
+    place = {"version": origin.position.version, "part": origin.position.part, "table_version": origin.table_version}
+    sections = [_section_record(tuple(sorted(each.slots)), each.moved()) for each in origin.sections]
+    return _key_record(key) | place | {"sections": sections}
 
 
 def _origin(record: dict[str, Any]) -> Origin:
     position = HandOverPosition(record["version"], record["part"])
-    origin = Origin(position)
+    origin = Origin(position, table_version=record["table_version"])
     for each in record["sections"]:
         slots, producers = _section(each)
         origin.sections.append(Section(frozenset(slots)))

@@ -7,13 +7,13 @@ what this group accepted from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given, Holdings
 from headrace.consumers.replication.kept_deletes import KeptDeletes
-from headrace.consumers.replication.producer_section import Origin
+from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.schemas.group_changes import (
     BEGINNING,
     Barrier,
@@ -29,6 +29,8 @@ from headrace.schemas.group_changes import (
 from headrace.schemas.message_bodies import Delete, ProducerPosition
 from headrace.schemas.messages import Gap
 
+FIRST_TABLE = 1
+"""The version of the table with which a cluster begins."""
 NEWEST_TABLE = 1 << 62
 """The table of records that name none: the newest one."""
 
@@ -278,14 +280,17 @@ class ChangeState:
             self.era = takeover.table_version
             self._take_back(takeover.slots, takeover.table_version)
 
-    def note_delete(self, version: int, delete: Delete) -> None:
-        """Remember a delete for slots that were taken or given: late rows of them may come by another way than it."""
-        sections = (section.slots for origin in self.origins.values() for section in origin.sections)
+    def note_delete(self, version: int, delete: Delete, known: frozenset[int] = frozenset()) -> None:
+        """Remember a delete for slots that were taken or given: late rows of them may come by another way than it.
+
+        It does not concern the `known` ones.
+        """
+        sections = (section.slots for section in self.sections())
         # Also for those whose takeover has not arrived yet: the slots may have left again before the late rows come.
-        taken = self.held(frozenset(self.gained).union(*sections))
+        taken = self.held(frozenset(self.gained).union(*sections) - known)
         by_era: dict[int, list[int]] = {self.era: list(taken)} if taken else {}
-        for slot, given in self.given.items():
-            by_era.setdefault(given.era, []).append(slot)
+        for slot in self.given.keys() - known:
+            by_era.setdefault(self.given[slot].era, []).append(slot)
         for era, slots in sorted(by_era.items()):
             self.deletes.keep(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))
 
@@ -298,14 +303,20 @@ class ChangeState:
         # Whatever table it names: rows of a slot that left would be in no answer, and nobody would know of them.
         if self.given or table_version < self.holdings.newest:
             return True
-        sections = (section for origin in self.origins.values() for section in origin.sections)
-        return any(section.knows(position, digest) for section in sections)
+        return any(section.knows(position, digest) for section in self.sections())
 
-    def known_at_former_holders(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> set[int]:
-        """Those of the slots whose former holder had this message of a producer already, or a newer batch."""
-        sections = (section for origin in self.origins.values() for section in origin.sections)
-        found = (section.slots for section in sections if section.knows(position, digest))
-        return {slot for each in found for slot in each.intersection(slots)}
+    def slots_that_knew(self, position: ProducerPosition, digest: bytes) -> frozenset[int]:
+        """All slots whose former holder had this message of a producer already, or a newer batch."""
+        found = (section.slots for section in self.sections() if section.knows(position, digest))
+        return frozenset().union(*found)
+
+    def sections(self) -> Iterator[Section]:
+        """What former holders knew of producers, by slots."""
+        return (section for origin in self.origins.values() for section in origin.sections)
+
+    def all_slots(self) -> Iterable[int]:
+        """The slots of which this group may have rows: all of the cluster in a group of its beginning."""
+        return range(self.slots_total) if self.birth == FIRST_TABLE else sorted({*self.gained, *self.given})
 
     def ranked(self, version: int, slots: Slots, table_version: int) -> list[tuple[Rank, Slots]]:
         """The rank of the rows of this log's newest record, by the slots held here and the table that it names."""

@@ -52,8 +52,8 @@ class ChangeView:
     `change`, `phase` and `table_version` are those of the newest barrier that counted; 0 and None before the first.
     `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
     `accepted` the newest position from each origin that counted here. `handed` is what this group knows each of those
-    that took slots to have accepted. `added` are the members that a running first phase adds: they count for no
-    quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
+    that took slots to have accepted. `taken` has the newest table by which slots have come from each origin. `added`
+    are the members that a running first phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
     """
 
     members: tuple[str, ...] = ()
@@ -68,6 +68,7 @@ class ChangeView:
     added: tuple[str, ...] = ()
     settled: int = 1
     handed: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
+    taken: Mapping[GroupKey, int] = field(default_factory=lambda: _EMPTY)
     cuts: Mapping[int, CutMemory] = field(default_factory=lambda: _EMPTY, repr=False)
     revision: int = field(default=0, compare=False)
 
@@ -90,6 +91,7 @@ class ChangeView:
             added=state.added,
             settled=state.settled_version,
             handed=MappingProxyType({key: each.accepted for key, each in state.targets.items()}),
+            taken=MappingProxyType({key: each.table_version for key, each in state.origins.items()}),
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
         )

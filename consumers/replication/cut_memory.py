@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from headrace.consumers.replication.producer_section import sync_fences
 from headrace.schemas.group_changes import GroupKey, HandedDelete, MovedProducer, Slots, Takeover
 
 TAKEOVER_BYTES_MAX = 4 * 1024 * 1024
@@ -40,7 +41,7 @@ class CutMemory:
     def _takeovers(self, key: GroupKey, slots_total: int) -> list[Takeover]:
         slots = dict(self.targets)[key]
         head = (self.table_version, slots_total)
-        found = [Takeover(*head, slots, (), self.loads)]
+        found = [Takeover(*head, slots, sync_fences(slots, self.sections), self.loads)]
         for section_slots, producers in self.sections:
             if common := tuple(sorted(set(section_slots).intersection(slots))):
                 found += (Takeover(*head, common, part) for part in _in_parts(producers))

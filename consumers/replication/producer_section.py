@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headrace.schemas.group_changes import BEGINNING, HandOverPosition, MovedProducer, Slots
 from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.messages import is_deletes_producer
 
 SECTION_PRODUCERS_MAX = 30_000
 """Producers that are remembered for the slots of one takeover; the one with the oldest last record is forgotten."""
@@ -64,10 +65,14 @@ class Section:
 
 @dataclass(slots=True)
 class Origin:
-    """A group whose slots this one took: the newest position that counted, and what it knew of producers."""
+    """A group whose slots this one took: the newest position that counted, and what it knew of producers.
+
+    `table_version` is that of the newest table by which slots came from it: the first part of their takeover is here.
+    """
 
     position: HandOverPosition = BEGINNING
     sections: list[Section] = field(default_factory=list)
+    table_version: int = 0
 
     def section(self, slots: frozenset[int]) -> Section:
         """The section of exactly these slots, made if it is missing."""
@@ -112,6 +117,30 @@ def sections_of_cut(
         by_slots.setdefault(tuple(sorted(slots)), []).append(each)
     found = [(tuple(sorted(leaving)), own), *((slots, tuple(producers)) for slots, producers in by_slots.items())]
     return tuple((slots, producers) for slots, producers in found if producers)
+
+
+def sync_fences(slots: Slots, sections: Iterable[tuple[Slots, tuple[MovedProducer, ...]]]) -> tuple[MovedProducer, ...]:
+    """The newest batch of the deletes of each sync sender that all of some slots have behind them.
+
+    They go with the first part of a takeover: what comes between its parts must not count for what it lacks. The
+    messages of these batches are not named, so one of them may count again: no file is loaded before its list ends.
+    """
+    wanted = frozenset(slots)
+    known: dict[str, list[tuple[int, frozenset[int]]]] = {}
+    for section_slots, producers in sections:
+        concerned = wanted.intersection(section_slots)
+        for each in producers:
+            if is_deletes_producer(each.producer):
+                known.setdefault(each.producer, []).append((each.batch, concerned))
+    found = []
+    for producer, batches in sorted(known.items()):
+        covered = frozenset[int]()
+        for batch, concerned in sorted(batches, key=lambda each: each[0], reverse=True):
+            covered = covered | concerned if covered else concerned
+            if covered == wanted:
+                found.append(MovedProducer(producer, batch, ()))
+                break
+    return tuple(found)
 
 
 def _is_beyond(known: MovedProducer, newest: Mapping[str, MovedProducer]) -> bool:

@@ -28,11 +28,11 @@ from headrace.consumers.replication.actions import (
     SealNow,
     refusal_of,
     repeats,
-    stale_load,
 )
 from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.load_rules import refused_load
 from headrace.consumers.replication.row_slots import SlotsOf, no_slots
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
@@ -64,7 +64,6 @@ from headrace.schemas.messages import (
     load_identity,
 )
 from headrace.schemas.payload import PayloadInvalid, PayloadTooLarge, check_size
-from headrace.schemas.series import slot_of
 
 KnowsTables = Callable[[int, bytes, tuple[TableVersion, ...]], bool]
 """Whether the record at an offset, with a digest, counts although it names these versions of tables.
@@ -134,7 +133,7 @@ class Replica:
         if not isinstance(load, Load) or not load.sender or not self.state.unsealed_rows:
             return False
         repeated = repeats(message, self.state.producers.get(message.position.producer))
-        return self.leads(load.leadership) and not repeated and self._refused_load(load) is None
+        return self.leads(load.leadership) and not repeated and refused_load(load, self.state) is None
 
     def reject(self, why: Ignored, error: str) -> list[Action]:
         """Ignore the newest record, which breaks a rule; also called by whoever decodes its rows."""
@@ -210,11 +209,7 @@ class Replica:
         if isinstance(body, Write):
             return self._write(message, body)
         if isinstance(body, Delete):
-            self.state.unsealed_rows += 1
-            changes = self.state.changes
-            changes.note_delete(version, body)
-            # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
-            return [ApplyDelete(version, body), *self._divide(sorted(changes.given))]
+            return self._delete(message, body)
         if isinstance(body, HandedOver):
             return self._handed_over(body)
         if isinstance(body, Claim):
@@ -242,6 +237,21 @@ class Replica:
         known = self.state.changes.accepted(body.target, body.position)
         return [] if known else self._ignore(Ignored.OUT_OF_ORDER)
 
+    def _delete(self, message: Message, delete: Delete) -> list[Action]:
+        self.state.unsealed_rows += 1
+        version, changes = self.state.version, self.state.changes
+        known = changes.slots_that_knew(message.position, message.digest)
+        changes.note_delete(version, delete, known)
+        if not known:
+            # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
+            return [ApplyDelete(version, delete), *self._divide(sorted(changes.given))]
+        # The former holder of some slots had it, or a newer one of its producer: what came since must stay. Deletes of
+        # a sync sender are repeated by whoever takes over from a receiver, also by one that was replaced itself.
+        concerned = [slot for slot in changes.all_slots() if slot not in known]
+        kept = changes.held(concerned)
+        own = [ApplyHandedDelete(version, Rank(changes.era, version), kept, delete)] if kept else []
+        return [*own, *self._divide(concerned)]
+
     def _write(self, message: Message, write: Write) -> list[Action]:
         try:
             self._note_rows(write)
@@ -255,7 +265,7 @@ class Replica:
             slots = self.slots_of(write, changes.slots_total)
         except PayloadInvalid as error:
             return self.reject(Ignored.INVALID, error.message)
-        known = changes.known_at_former_holders(slots, message.position, message.digest)
+        known = changes.slots_that_knew(message.position, message.digest).intersection(slots)
         if known and known.issuperset(slots):
             return self._ignore(Ignored.SUPERSEDED)
         counting = tuple(slot for slot in slots if slot not in known)
@@ -275,6 +285,7 @@ class Replica:
             return self.reject(Ignored.UNEXPECTED, f"no slots come here from {handed.origin.group} with that table")
         origin = changes.note_position(handed)
         if isinstance(body, Takeover):
+            origin.table_version = max(origin.table_version, body.table_version)
             origin.section(frozenset(body.slots)).add(body.producers)
             changes.take(body)
             self.state.note_loads(body.loads)
@@ -336,21 +347,11 @@ class Replica:
         state.unsealed_bytes += max(0, size_bytes - len(write.rows))
 
     def _load(self, load: Load) -> list[Action]:
-        if (refused := self._refused_load(load)) is not None:
+        if (refused := refused_load(load, self.state)) is not None:
             return self._ignore(refused)
         self.state.note_load(load_identity(load))
         self._note_schema(load.database, load.table, load.schema_version)
         return [ApplyLoad(self.state.version, load)]
-
-    def _refused_load(self, load: Load) -> Ignored | None:
-        """Why a load of the leader does not count."""
-        changes = self.state.changes
-        if changes.given:
-            slot = slot_of(load.database, load.bucket, load.slice_number, changes.slots_total)
-            if slot in changes.given:
-                # Whoever sent it reads that it did not count, and sends it to the group that holds the slot.
-                return Ignored.SLOT_MOVED
-        return stale_load(load, self.state.loads, self.state.producers)
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables

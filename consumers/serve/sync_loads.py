@@ -140,10 +140,22 @@ class SyncLoads:
 
     def _check_table(self, group: Group, slot: int) -> None:
         """Raises LoadNotReady for a slot that a running change brings and that has not come yet."""
-        table, view = self._state().table, group.applied.changes
+        state, view = self._state(), group.applied.changes
+        table = state.table
+        if table is None:
+            return
+        if (holder := table.holder(slot)) != group.name:
+            # Where it goes, or from where it comes if this node has read less than the receiver.
+            raise LoadNotReady(f"by slot table {table.version} group {holder} has slot {slot}", retriable=True)
         # A group that gave the slot away in an earlier change would ignore the load until the barrier.
-        if table is not None and table.holder(slot) == group.name and view.settled_version < table.version:
+        if view.settled_version < table.version:
             raise LoadNotReady(f"group {group.name} has not reached slot table {table.version} yet", retriable=True)
+        former, running = table.previous_holder(slot), state.change is not None and state.change.formal
+        taken = (version for key, version in view.taken.items() if key.group == former)
+        # With the slot comes what it has of the sender: a file that is there already would count again, above newer
+        # ones, and one below deletes of the sender would undo them.
+        if former is not None and running and max(taken, default=0) < table.version:
+            raise LoadNotReady(f"group {group.name} has not taken over from {former} yet", retriable=True)
 
     def _check_formats(self, group: Group, load: Load) -> None:
         needed = format_of(load)

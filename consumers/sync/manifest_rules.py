@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.message_rules import CARRIED_DELETES_MAX, ERA_MAX, VERSION_MAX
+from headrace.schemas.messages import MANIFEST_NUMBER_MAX
 from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncManifest
 from headrace.schemas.tables import FieldType, TimeResolution, check_name
 
@@ -48,6 +49,7 @@ def check_manifest(manifest: SyncManifest, format_max: int) -> None:
     _check(0 < len(manifest.store.encode()) <= NAME_BYTES_MAX, "it names no store")
     _check(len(manifest.name.encode()) <= NAME_BYTES_MAX, "the sender's name is too long")
     _check(manifest.session > 0 and manifest.number > 0, "sessions and numbers begin with 1")
+    _check(manifest.number <= MANIFEST_NUMBER_MAX, f"its number is above {MANIFEST_NUMBER_MAX}")
     if manifest.format > format_max:
         raise FormatTooNew(
             f"the sender's store writes format {manifest.format}; this build reads up to {format_max}",
@@ -129,6 +131,7 @@ def _check_deletes(body: SyncDeletes) -> None:
     _check(
         0 < len(body.group.encode()) <= NAME_BYTES_MAX and _FILE.fullmatch(body.group) is not None, "it has no group"
     )
+    _check(len(body.deletes) <= CARRIED_DELETES_MAX, "it has too many deletes")
     for each in body.deletes:
         _check(0 <= each.era <= ERA_MAX and 0 < each.version <= VERSION_MAX, "it has a rank that no log gives")
         for kind, name in (("database", each.database), ("table", each.table)):

@@ -6,45 +6,84 @@ from collections.abc import Iterator
 
 from headrace.consumers.sync.delete_cover import cover, matching
 from headrace.consumers.sync.owner_log import OwnerLog
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, Route
 from headrace.producers.deletes import repeat_deletes
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.message_bodies import ProducerPosition
-from headrace.schemas.messages import Delete, deletes_batch, deletes_producer
+from headrace.schemas.messages import Delete, deletes_batch, deletes_producer, last_deletes_batch
 from headrace.schemas.series import escape_table, parse_series_key
 from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
 
+LOOK_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 30.0
+
+
+class MembersChange(HeadraceError):
+    """Slots are on their way to a new group: deletes wait for the moment that this takes."""
 
 
 def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, number: int, body: SyncDeletes) -> int:
     """Append the deletes of a group of a sender to every log; how many records each log got, both fences among them.
 
     Can be repeated: the position of each follows from the number of their manifest. Behind them no file of a lower one
-    is loaded, and no delete of this one counts. Raises SenderCloned, WriteFailed, WriteUnknown, and the errors of the
-    log.
+    is loaded, and no delete of this one counts. Raises SenderCloned, MembersChange, GroupEnded, WriteFailed,
+    WriteUnknown, and the errors of the log.
     """
-    producer = deletes_producer(sender.sender, body.group)
+    # One route for all records: what a receiver that was replaced appends late goes to no group that came since.
+    route = _whole_route(cluster)
+    producer, table_version = deletes_producer(sender.sender, body.group), route.table.version
     # The fence first, also where nothing is found: a receiver that was replaced could enrol a device behind the look
     # below and load an older file. Sent again with these deletes the file would count as here, and they as done.
-    _append_fence(cluster, ProducerPosition(producer, deletes_batch(number), 0), body)
+    _append_fence(cluster, route, ProducerPosition(producer, deletes_batch(number, table_version), 0), body)
     # Behind everything that files of the sender have added so far.
     cluster.tables.refresh()
     found: list[tuple[ProducerPosition, Delete]] = []
     for place, deleted in enumerate(body.deletes, 1):
         for sequence, each in enumerate(_own(cluster, owners, sender, deleted)):
             # Replicas drop a repeat, and what is older than the newest.
-            found.append((ProducerPosition(producer, deletes_batch(number, place), sequence), each))
-    repeat_deletes(cluster, found, FLUSH_TIMEOUT_S)
+            found.append((ProducerPosition(producer, deletes_batch(number, table_version, place), sequence), each))
+    repeat_deletes(cluster, route, found, FLUSH_TIMEOUT_S)
+    # A group may have ended without them, and its rows be where they came before: then all are sent by the new table.
+    _check_unchanged(cluster, route)
     # And a fence behind them: a receiver that was replaced in the middle may look at the owners only after these are
     # done. Files loaded since then have enrolled more devices by then, and it would delete their rows.
-    _append_fence(cluster, ProducerPosition(producer, deletes_batch(number, len(body.deletes) + 1), 0), body)
+    _append_fence(cluster, route, ProducerPosition(producer, last_deletes_batch(number), 0), body)
+    # A group that comes later learns of that fence when it takes its slots. One that came meanwhile may not.
+    _check_unchanged(cluster, route)
     return 2 + len(found)
 
 
-def _append_fence(cluster: Cluster, position: ProducerPosition, body: SyncDeletes) -> None:
+def _check_unchanged(cluster: Cluster, route: Route) -> None:
+    """Raises MembersChange if a route is not the newest one any more."""
+    if _whole_route(cluster).table.version != route.table.version:
+        raise MembersChange("members changed during deletes", action="they are repeated", retriable=True)
+
+
+def _whole_route(cluster: Cluster) -> Route:
+    """The newest route. Raises MembersChange until each new group knows what those knew that give it slots."""
+    route = cluster.routing.look(LOOK_TIMEOUT_S)
+    if route.pending:
+        raise MembersChange("a new group has no log yet", action="wait", retriable=True)
+    cluster.watch.start()
+    for header in route.table.headers:
+        if donors := route.table.donors(header):
+            birth = route.table.birth(header)
+            statuses = (each for each in cluster.watch.statuses.online() if each.group == header)
+            accepted = {each.group for status in statuses if status.settled >= birth for each in status.accepted}
+            if missing := donors - accepted:
+                raise MembersChange(
+                    f"group {header} has taken over nothing from {', '.join(sorted(missing))} yet",
+                    action="wait, and start its nodes if they are down",
+                    retriable=True,
+                )
+    return route
+
+
+def _append_fence(cluster: Cluster, route: Route, position: ProducerPosition, body: SyncDeletes) -> None:
     """Append a delete that matches no row: its position is what counts. Nothing with a lower one counts behind it."""
     first = body.deletes[0]
-    repeat_deletes(cluster, [(position, Delete(first.database, first.table, {}, 0, 0))], FLUSH_TIMEOUT_S)
+    fence = Delete(first.database, first.table, {}, 0, 0)
+    repeat_deletes(cluster, route, [(position, fence)], FLUSH_TIMEOUT_S)
 
 
 def _own(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, deleted: SyncDelete) -> Iterator[Delete]:

@@ -42,9 +42,9 @@ STATE_MACHINE = (
     ),
     Mutant(
         "load_behind_deletes_counts",
-        "replication/actions.py",
-        "    return Ignored.VOID if fence is not None and fence.batch >= deletes_batch(load.number) else None\n",
-        "    return None\n",
+        "replication/load_rules.py",
+        "    return fence is not None and fence.batch >= deletes_batch(load.number)\n",
+        "    return False\n",
         ("test_synced_loads.py",),
     ),
     Mutant(

@@ -25,7 +25,7 @@ from headrace.consumers.sync.receiver import Receiver
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.message_bodies import ProducerPosition
-from headrace.schemas.messages import deletes_batch, deletes_producer
+from headrace.schemas.messages import deletes_batch, deletes_producer, last_deletes_batch
 from headrace.schemas.sync_records import (
     OwnerClaim,
     OwnerEnrolment,
@@ -239,7 +239,7 @@ class SimLoader:
 
     def _delete(self, manifest: SyncManifest, body: SyncDeletes) -> Steps:
         producer = deletes_producer(manifest.sender, body.group)
-        self._fence(ProducerPosition(producer, deletes_batch(manifest.number), 0))
+        self._fence(ProducerPosition(producer, deletes_batch(manifest.number, 1), 0))
         yield
         self._read_owners()
         for place, each in enumerate(body.deletes, 1):
@@ -247,13 +247,13 @@ class SimLoader:
             assert each.start_ns is not None
             assert each.end_ns is not None
             if mine:
-                at = ProducerPosition(producer, deletes_batch(manifest.number, place), 0)
+                at = ProducerPosition(producer, deletes_batch(manifest.number, 1, place), 0)
                 found = OwnDelete(at, tuple(mine), each.start_ns, each.end_ns)
                 yield
                 self._try()
                 self._world.store.delete(found)
         yield
-        self._fence(ProducerPosition(producer, deletes_batch(manifest.number, len(body.deletes) + 1), 0))
+        self._fence(ProducerPosition(producer, last_deletes_batch(manifest.number), 0))
 
     def _fence(self, position: ProducerPosition) -> None:
         self._try()

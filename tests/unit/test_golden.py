@@ -72,6 +72,15 @@ def body_of(name: str) -> list[dict[str, str]]:
     return found
 
 
+def test_states_without_the_tables_of_takeovers_are_read() -> None:
+    """States of groups that were written before a takeover noted its table: it counts as one of long ago."""
+    state = GOLDENS["state-changes"].decode((DIRECTORY / "state-before-takeovers.bin").read_bytes())
+    (origin,) = state.changes.origins.values()
+    assert 0 == origin.table_version
+    origin.table_version = 4
+    assert same(GOLDENS["state-changes"].value, state)
+
+
 def test_loads_of_senders_without_a_number_are_read() -> None:
     """Records that were written before deletes of a sender were a fence keep their value, and so their digest."""
     golden = GOLDENS["forward-synced-load"]

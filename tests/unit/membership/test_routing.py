@@ -85,10 +85,13 @@ def test_a_cancelled_change_leaves_the_route_as_it_was(cluster: Growing) -> None
 def test_a_new_group_is_written_to_once_it_has_a_topic(cluster: Growing, routing: MembershipRouting) -> None:
     """Until then the groups that give its slots take the rows: nobody waits for a topic that is about to come."""
     cluster.begin(ChangeKind.ADD, "n5")
+    assert not routing.look(10.0).pending
     cluster.formal()
-    assert routing.look(10.0).table.version == 1
+    route = routing.look(10.0)
+    assert (1, True) == (route.table.version, route.pending)
     cluster.create_topic("n5")
-    assert routing.look(10.0).table.version == 2
+    route = routing.look(10.0)
+    assert (2, False) == (route.table.version, route.pending)
 
 
 def test_the_topic_of_a_new_group_is_looked_up_before_rows_are_routed_to_it(

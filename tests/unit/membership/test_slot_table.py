@@ -231,3 +231,13 @@ def test_a_change_that_no_cluster_can_have_is_refused() -> None:
     for name in ("", "c/d", "ä", "-c", "c" * 101):
         with pytest.raises(ClusterInvalid):
             SlotTable.create(("a", "b"), 2).add_node(name)
+
+
+def test_a_new_group_has_donors_until_the_next_change() -> None:
+    """Those that gave it slots with the table that brought it; other groups that gain slots have none."""
+    table = SlotTable.create(("a", "b", "c"), 2, 1_000).add_node("d")
+    assert [set(), set(), set(), {"a", "b", "c"}] == [set(table.donors(each)) for each in "abcd"]
+    smaller = table.remove_node("a")
+    assert [set()] * 4 == [set(smaller.donors(each)) for each in "abcd"]
+    with pytest.raises(UnknownNode):
+        table.donors("e")

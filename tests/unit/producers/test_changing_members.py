@@ -18,14 +18,14 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.acks import QuorumTimeout
-from headrace.producers.cluster import Cluster
-from headrace.producers.deletes import delete_rows
+from headrace.producers.cluster import Cluster, Route
+from headrace.producers.deletes import GroupEnded, delete_rows, repeat_deletes
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import ChangeKind
-from headrace.schemas.messages import Delete, Message, Write, decode_message
+from headrace.schemas.messages import Delete, Message, ProducerPosition, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from headrace.schemas.receipts import receipt_of, value_digest
 from headrace.schemas.records import encode_status
@@ -493,3 +493,32 @@ def test_a_delete_that_a_present_group_refuses_is_an_error(clients: Clients) -> 
     clients.growing.log.closed.add(TOPICS.forward("n4"))
     with pytest.raises(WriteFailed, match="1 delete messages are not in the log"):
         delete_rows(clients.cluster, "db", "t")
+
+
+def repeated(clients: Clients, route: Route, batch: int = 1) -> None:
+    """Delete everything by a route, at a position of ours."""
+    position, body = ProducerPosition("sync/s1/e1/1", batch, 0), Delete("db", "t", {})
+    repeat_deletes(clients.cluster, route, [(position, body)], 10.0)
+
+
+def test_deletes_of_a_route_go_to_its_groups_alone(clients: Clients) -> None:
+    """Whoever has a route of long ago reaches no group that came since."""
+    single(clients)
+    route = clients.cluster.routing.look(10.0)
+    clients.growing.add("n0")
+    repeated(clients, route)
+    assert [GroupKey(name, 1) for name in NODES] == sorted(deletes(clients), key=lambda each: each.group)
+    repeated(clients, clients.cluster.routing.look(10.0), 2)
+    assert GroupKey("n0", 2) in deletes(clients)
+
+
+def test_deletes_of_a_route_fail_at_the_end_of_a_group(clients: Clients) -> None:
+    """Nothing is sent to others than those of the route: its owner takes the newest one, and begins again."""
+    single(clients)
+    route = clients.cluster.routing.look(10.0)
+    clients.growing.remove("n3")
+    with pytest.raises(GroupEnded) as raised:
+        repeated(clients, route)
+    assert raised.value.retriable
+    repeated(clients, clients.cluster.routing.look(10.0))
+    assert {} == clients.visible()

@@ -186,7 +186,7 @@ def test_the_newest_file_of_a_sender_wins_in_many_schedules() -> None:
 
 def deletes_of(sender: str, group: str, number: int, place: int = 0) -> Message:
     """A delete of a sender, as its receivers append it."""
-    position = ProducerPosition(deletes_producer(sender, group), deletes_batch(number, place), 0)
+    position = ProducerPosition(deletes_producer(sender, group), deletes_batch(number, 1, place), 0)
     return Message(position, Delete("db", "t", {"name": ("a",)}))
 
 

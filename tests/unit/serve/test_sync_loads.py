@@ -35,7 +35,7 @@ class FakeGroup:
         self.loads: dict[bytes, None] = {}
         self.awaited: set[str] = set()
         self.done = True
-        changes = SimpleNamespace(given=set(), slots_total=SLOTS, settled_version=1)
+        changes = SimpleNamespace(given=set(), slots_total=SLOTS, settled_version=1, taken={})
         self.applied = SimpleNamespace(changes=changes, epoch=1)
         self.replica = SimpleNamespace(state=SimpleNamespace(version=5, loads=self.loads))
         self.version = 5
@@ -58,14 +58,21 @@ class Scene:
         self.failure: HeadraceError | None = None
         self.format = FENCED_LOAD_FORMAT
         self.database: Any = SimpleNamespace(slice_ns=DAY_NS, buckets=1)
-        self.table: Any = SimpleNamespace(slots=SLOTS, version=1, holder=lambda _slot: "n1")
+        self.former: str | None = None
+        self.table: Any = SimpleNamespace(
+            slots=SLOTS,
+            version=1,
+            holder=lambda _slot: "n1",
+            previous_holder=lambda _slot: self.former,
+        )
         uploads: Any = SimpleNamespace(
             group=lambda _key, _slot: self.group, is_staged=lambda _group, digest, _segment: digest in self.staged
         )
         databases: Any = SimpleNamespace(database=lambda _name: self.database)
         detector: Any = SimpleNamespace(status=lambda _group, _node: SimpleNamespace(format=self.format))
         groups: Any = {"topic": self.group}
-        state: Any = lambda: SimpleNamespace(table=self.table)  # noqa: E731
+        self.change: Any = None
+        state: Any = lambda: SimpleNamespace(table=self.table, change=self.change)  # noqa: E731
         self.loads = SyncLoads(groups, self, uploads, databases, detector, state)
 
     def append_for(self, topic: str, bodies_of: Callable[[Leadership], Iterable[Load]]) -> None:
@@ -161,7 +168,9 @@ def test_a_slot_that_moved_is_named(scene: Scene) -> None:
     assert [SlotNotHeld] == scene.answers(request)
 
 
-@pytest.mark.parametrize("reason", ["no table", "no database", "a running change", "an older member"])
+@pytest.mark.parametrize(
+    "reason", ["no table", "no database", "a running change", "a slot to come", "another holder", "an older member"]
+)
 def test_a_leader_that_is_not_ready_appends_nothing(scene: Scene, reason: str) -> None:
     """The file waits: the error may be retried, and the log has nothing of it."""
     request = scene.request(3)
@@ -171,11 +180,34 @@ def test_a_leader_that_is_not_ready_appends_nothing(scene: Scene, reason: str) -
         scene.database = None
     elif reason == "a running change":
         scene.table.version = 2
+    elif reason == "a slot to come":
+        scene.former, scene.change = "n2", SimpleNamespace(formal=True)
+    elif reason == "another holder":
+        scene.table.holder = lambda _slot: "n2"
     else:
         scene.format = FENCED_LOAD_FORMAT - 1
     [found] = scene.loads.load(KEY, [request])
     assert isinstance(found, LoadNotReady)
     assert (True, []) == (found.retriable, scene.appended)
+
+
+def test_a_slot_takes_loads_once_its_takeover_is_here(scene: Scene) -> None:
+    """The group knows then which files it has, and which deletes are behind it. A takeover of before does not count."""
+    scene.former, scene.change = "n2", SimpleNamespace(formal=True)
+    scene.table.version = scene.group.applied.changes.settled_version = 3
+    request = scene.request(3)
+    for taken in ({}, {GroupKey("n3", 1): 3}, {GroupKey("n2", 1): 2}):
+        scene.group.applied.changes.taken = taken
+        assert [LoadNotReady] == scene.answers(request)
+    scene.group.applied.changes.taken = {GroupKey("n2", 1): 3}
+    assert [False] == scene.answers(request)
+
+
+@pytest.mark.parametrize("change", [None, SimpleNamespace(formal=False)])
+def test_a_change_that_is_over_holds_up_no_load(scene: Scene, change: object) -> None:
+    """All takeovers are here by then, also where a build of before did not note by which table they came."""
+    scene.former, scene.change = "n2", change
+    assert [False] == scene.answers(scene.request(3))
 
 
 def test_a_log_that_refuses_fails_the_whole_request(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Deletes of a sender begin with a fence, and look for its devices behind it."""
+"""Deletes of a sender begin with a fence, look for its devices behind it, and have one route from begin to end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.replication.actions import Ignored, repeats, stale_load
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.actions import Ignored, repeats
 from headrace.consumers.replication.group_state import ProducerState
+from headrace.consumers.replication.load_rules import stale_load
 from headrace.consumers.sync import sender_deletes
-from headrace.consumers.sync.sender_deletes import apply_deletes
+from headrace.consumers.sync.sender_deletes import MembersChange, apply_deletes
+from headrace.producers.cluster import Route
 from headrace.schemas.message_bodies import ProducerPosition
-from headrace.schemas.messages import Delete, Message, body_digest
+from headrace.schemas.messages import Delete, Message, body_digest, deletes_batch, last_deletes_batch
+from headrace.schemas.records import Acceptance, Status
 from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
 from headrace.schemas.tables import TableSchema
+from tests.unit.producers.scene import status_of
 
 SENDER = OwnerEnrolment("s1", "store", "north")
 BODY = SyncDeletes("n1/1", (SyncDelete(1, 7, "plant", "pumps", {}, 10, 20),))
@@ -33,14 +38,32 @@ class Centre:
     then: list[Callable[[], object]] = field(default_factory=list)
     log: list[tuple[ProducerPosition, Delete]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    table: SlotTable = field(default_factory=lambda: SlotTable.create({"n1", "n2", "n3"}, 1, 12))
+    pending: bool = False
+    routes: list[Route] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
 
-    def append(self, _cluster: object, deletes: Sequence[tuple[ProducerPosition, Delete]], _timeout_s: float) -> None:
+    def append(
+        self, _cluster: object, route: Route, deletes: Sequence[tuple[ProducerPosition, Delete]], _timeout_s: float
+    ) -> None:
         """See repeat_deletes."""
+        self.routes.append(route)
         self.owned += self.late
         self.late = []
         self.log += deletes
         if self.then:
             self.then.pop()()
+
+    def look(self, _timeout_s: float) -> Route:
+        """See Routing."""
+        return Route(self.table, pending=self.pending)
+
+    def online(self) -> list[Status]:
+        """See MemberStatuses."""
+        return self.statuses
+
+    def start(self) -> None:
+        """See StatusSource."""
 
     def devices(self, _sender: OwnerEnrolment, _database: str) -> list[str]:
         """See OwnerLog."""
@@ -64,7 +87,11 @@ def centre(monkeypatch: pytest.MonkeyPatch) -> Centre:
 
 def apply(centre: Centre, number: int) -> int:
     """Apply the deletes under a number."""
-    cluster: Any = SimpleNamespace(tables=SimpleNamespace(refresh=centre.refresh, catalogue=centre))
+    cluster: Any = SimpleNamespace(
+        tables=SimpleNamespace(refresh=centre.refresh, catalogue=centre),
+        routing=centre,
+        watch=SimpleNamespace(start=centre.start, statuses=centre),
+    )
     owners: Any = centre
     return apply_deletes(cluster, owners, SENDER, number, BODY)
 
@@ -83,7 +110,7 @@ def test_deletes_that_concern_no_device_are_a_fence(centre: Centre) -> None:
 def void(load: Any, producers: Any) -> Ignored | None:
     """What replicas find of a load that is not here yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.consumers.replication.actions.load_identity", lambda _load: b"")
+        patch.setattr("headrace.consumers.replication.load_rules.load_identity", lambda _load: b"")
         return stale_load(load, set(), producers)
 
 
@@ -124,3 +151,57 @@ def test_a_receiver_that_was_replaced_deletes_nothing_that_came_since(centre: Ce
     assert [["p1"]] == [list(each.tags["pump"]) for each in counted if each.tags]
     # The successor's: two fences and a delete. The other one's: its first fence alone, which was first.
     assert 3 == len(counted)
+
+
+def test_members_that_change_meanwhile_have_the_deletes_repeated(centre: Centre) -> None:
+    """All records have one route. A group that came since may not know of the last of them: it gets them all."""
+    before = centre.table
+
+    def grow() -> None:
+        centre.table = centre.table.add_node("n4")
+
+    centre.then = [grow]
+    with pytest.raises(MembersChange) as raised:
+        apply(centre, 6)
+    assert raised.value.retriable
+    # The last fence is not sent: it would end deletes of the newer table as well.
+    assert [before.version] * 2 == [each.table.version for each in centre.routes]
+    centre.statuses = [status_of(group="n4", settled=2, accepted=accepted("n1", "n2", "n3"))]
+    centre.log.clear()
+    assert 2 == apply(centre, 6)
+    assert [deletes_batch(6, 2), last_deletes_batch(6)] == [position.batch for position, _ in centre.log]
+
+
+def accepted(*groups: str) -> tuple[Acceptance, ...]:
+    """What a member shows of the groups that have handed over something to it."""
+    return tuple(Acceptance(group, 1, 5, 0) for group in groups)
+
+
+def test_a_new_group_is_waited_for_until_it_has_taken_over_from_all(centre: Centre) -> None:
+    """It does not know yet which deletes its slots have behind them: late ones of a receiver would count there."""
+    centre.table = centre.table.add_node("n4")
+    donors = centre.table.donors("n4")
+    assert {"n1", "n2", "n3"} == donors
+    for statuses in (
+        [],
+        [status_of(group="n4", settled=2, accepted=accepted("n1", "n3"))],
+        # That of an earlier birth of the group.
+        [status_of(group="n4", settled=1, accepted=accepted(*donors))],
+    ):
+        centre.statuses = statuses
+        with pytest.raises(MembersChange, match="group n4 has taken over nothing from"):
+            apply(centre, 6)
+        assert [] == centre.log
+    centre.statuses = [status_of(group="n4", settled=2, accepted=accepted(*donors))]
+    apply(centre, 6)
+    # A change that brings no group is not waited for: the groups have the deletes of before themselves.
+    centre.table, centre.statuses = centre.table.remove_node("n2"), []
+    apply(centre, 7)
+
+
+def test_a_new_group_without_a_log_is_waited_for(centre: Centre) -> None:
+    """Writers take the former table until then, which counts no more."""
+    centre.pending = True
+    with pytest.raises(MembersChange, match="has no log yet"):
+        apply(centre, 6)
+    assert [] == centre.log
