@@ -53,7 +53,8 @@ class ChangeView:
     `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
     `accepted` the newest position from each origin that counted here. `handed` is what this group knows each of those
     that took slots to have accepted. `taken` has the newest table by which slots have come from each origin. `added`
-    are the members that a running first phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
+    are the members that a running first phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for
+    takeovers that are due.
     """
 
     members: tuple[str, ...] = ()
