@@ -60,7 +60,7 @@ class SlotRouting(Protocol):
         ...
 
     def donors(self, header: str) -> frozenset[str]:
-        """The groups that give slots to a group which came with this table; none for any other group."""
+        """The groups that give slots to a group by the change that this table came with."""
         ...
 
 
@@ -75,13 +75,14 @@ class Route:
 
     `ending` are the groups that the newest change ends, or has ended. `electorates` has the sets of members of the
     groups whose members change: a copy of each set counts towards a quorum of its own. `pending`: a newer table counts
-    already, and a group of it has no log yet.
+    already, and a group of it has no log yet. `moving`: slots are on their way to where the table has them.
     """
 
     table: SlotRouting
     ending: tuple[GroupKey, ...] = ()
     electorates: Mapping[GroupKey, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     pending: bool = False
+    moving: bool = False
 
     def holds(self, group: GroupKey) -> bool:
         """Whether the table has this very group, and not a later one of its header."""

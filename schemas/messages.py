@@ -277,6 +277,11 @@ def deletes_batch(number: int, table_version: int = 0, place: int = 0) -> int:
     return number * DELETES_OF_NUMBER + min(table_version, _TABLES - 2) * _PLACES + min(place, _PLACES - 1)
 
 
+def is_of_older_table(batch: int, table_version: int) -> bool:
+    """Whether a delete with this batch was sent by an older slot table."""
+    return batch < deletes_batch(batch // DELETES_OF_NUMBER, table_version)
+
+
 def last_deletes_batch(number: int) -> int:
     """The batch of the fence behind all deletes of a manifest. None of them counts behind it, by whichever table."""
     return (number + 1) * DELETES_OF_NUMBER - 1

@@ -44,17 +44,21 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The newest position in the log of a former holder of slots that counted in this group."""
+    """The newest position in the log of a former holder of slots that counted in this group.
+
+    `table_version` is that of the newest table by which slots have come from it; 0 from builds that do not show it.
+    """
 
     group: str
     birth: int
     version: int
     part: int
+    table_version: int = 0
 
     @classmethod
-    def of(cls, key: GroupKey, position: HandOverPosition) -> Acceptance:
+    def of(cls, key: GroupKey, position: HandOverPosition, table_version: int) -> Acceptance:
         """The acceptance of what `key` has handed over up to a position."""
-        return cls(key.group, key.birth, position.version, position.part)
+        return cls(key.group, key.birth, position.version, position.part, table_version)
 
 
 @dataclass(frozen=True, slots=True)

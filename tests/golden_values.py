@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
-from headrace.consumers.replication.change_state import ChangeState, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
 from headrace.consumers.replication.holdings import Given, Holding, Holdings
 from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Newest, Origin, Section
+from headrace.consumers.replication.transfers import Target, Transfer
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
@@ -163,7 +164,7 @@ STATUS = Status(
 )
 
 STATUS_OF_CHANGES = replace(
-    STATUS, accepted=(Acceptance("n3", 1, 40, 0), Acceptance("n5", 2, 300, 1)), change=8, settled=3
+    STATUS, accepted=(Acceptance("n3", 1, 40, 0, 3), Acceptance("n5", 2, 300, 1)), change=8, settled=3
 )
 PRESENCE = Presence(
     node="n1",

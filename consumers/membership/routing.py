@@ -46,7 +46,7 @@ def route_of(state: MembershipState, topic_exists: Callable[[GroupKey], bool]) -
     exist = [topic_exists(group) for group in groups_of(change.table) if group.group not in change.base.headers]
     if not change.formal or not all(exist):
         return Route(change.base, _ending(change), _electorates(change), pending=change.formal)
-    return Route(change.table, _ending(change), _electorates(change))
+    return Route(change.table, _ending(change), _electorates(change), moving=True)
 
 
 def _ending(change: RunningChange) -> tuple[GroupKey, ...]:

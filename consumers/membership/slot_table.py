@@ -97,9 +97,8 @@ class SlotTable:
         return self._previous.get(slot)
 
     def donors(self, header: str) -> frozenset[str]:
-        """The groups that give slots to a group which came with this table; none for any other. Raises UnknownNode."""
-        if self.birth(header) < self.version:
-            return frozenset()
+        """The groups that gave slots to a group in the last change. Raises UnknownNode."""
+        self._check_node(header)
         place = self.nodes.index(header)
         return frozenset(former for slot, former in self.moved if self.slot_headers[slot] == place)
 

@@ -12,8 +12,8 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.replication.change_state import concerned_slots
 from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.transfers import concerned_slots
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, MovedTo, Slots
 from headrace.schemas.messages import Anchor, Leadership
 

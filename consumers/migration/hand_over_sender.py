@@ -16,8 +16,8 @@ import structlog
 from headrace.connectors.clock import Clock
 from headrace.connectors.log.port import Appender, Log, Record
 from headrace.consumers.migration.own_records import OwnRecords
-from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition

@@ -26,7 +26,7 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.store_jobs import NO_CONTENT
 from headrace.schemas.framing import FORMAT
-from headrace.schemas.records import Acceptance, Role, Status
+from headrace.schemas.records import Role, Status
 
 FENCED = "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
 
@@ -325,7 +325,7 @@ class Readiness:
             reason=reason or self.decision(topic).reason or self.pulling_reason(group.name),
             sent_boot_ns=self._clock.boot_ns(),
             receipts=b"" if wrong else self._log_consumer.receipts(topic),
-            accepted=tuple(Acceptance.of(*each) for each in sorted(applied.changes.accepted.items())),
+            accepted=applied.changes.acceptances(),
             change=applied.changes.change,
             settled=applied.changes.settled_version,
         )

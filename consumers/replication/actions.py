@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import ProducerState
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.group_changes import MovedTo, Rank, Slots
 from headrace.schemas.messages import (
     Compact,

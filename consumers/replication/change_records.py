@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from headrace.consumers.replication.change_state import ChangeState, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given, Holding, Holdings
 from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Origin, Section
+from headrace.consumers.replication.transfers import Target, Transfer
 from headrace.schemas.group_changes import (
     BarrierPhase,
     GroupKey,

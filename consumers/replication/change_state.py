@@ -7,13 +7,14 @@ what this group accepted from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given, Holdings
 from headrace.consumers.replication.kept_deletes import KeptDeletes
 from headrace.consumers.replication.producer_section import Origin, Section
+from headrace.consumers.replication.transfers import HandOver, Target, Transfer, concerned_slots
 from headrace.schemas.group_changes import (
     BEGINNING,
     Barrier,
@@ -33,64 +34,6 @@ FIRST_TABLE = 1
 """The version of the table with which a cluster begins."""
 NEWEST_TABLE = 1 << 62
 """The table of records that name none: the newest one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A record, or a part of it, that a target must accept; without a rank it is a part of a takeover.
-
-    `offset` is that of the record in the log of this group.
-    """
-
-    position: HandOverPosition
-    rank: Rank | None
-    slots: Slots
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """The newest record concerns slots of another group: the leader appends it to that group's topic.
-
-    `previous` is the position that the record there must name.
-    """
-
-    target: GroupKey
-    topic: str
-    transfer: Transfer
-    previous: HandOverPosition
-
-    @property
-    def position(self) -> HandOverPosition:
-        """Its place in the order of what that group must accept."""
-        return self.transfer.position
-
-
-@dataclass(slots=True)
-class Target:
-    """A group that took slots, the newest position that it accepted, and what comes behind it, in order."""
-
-    key: GroupKey
-    topic: str
-    accepted: HandOverPosition = BEGINNING
-    outstanding: list[HandOver] = field(default_factory=list)
-
-    def add(self, transfer: Transfer) -> HandOver:
-        """One more thing that it must accept."""
-        self.outstanding.append(HandOver(self.key, self.topic, transfer, self.newest))
-        return self.outstanding[-1]
-
-    def keep(self, kept: list[HandOver]) -> None:
-        """Nothing but these is due any more; each names the one that is before it now."""
-        # Another list: views share the one of before.
-        self.outstanding = []
-        for each in kept:
-            self.add(each.transfer)
-
-    @property
-    def newest(self) -> HandOverPosition:
-        """The position that the next transfer follows."""
-        return self.outstanding[-1].position if self.outstanding else self.accepted
 
 
 @dataclass(slots=True)
@@ -138,6 +81,12 @@ class ChangeState:
         # A change begins when the one before is over, and its table has the next version: the table before its own
         # counts in its first phase, and after its cancellation.
         return self.table_version if self.phase is BarrierPhase.FORMAL else self.table_version - 1
+
+    @property
+    def proven_version(self) -> int:
+        """The newest table version that a record here has shown to count, also while the second phase is to come."""
+        # A writer of the new table proves it. From then on there are rows here that the former holder may have, too.
+        return max(self.settled_version, self.era)
 
     @property
     def oldest_era(self) -> int:
@@ -388,10 +337,3 @@ class ChangeState:
             return handed.previous == BEGINNING and isinstance(handed.body, Takeover)
         # The one before may be gone from the log of the origin, which then names an earlier one.
         return handed.previous <= origin.position < handed.position
-
-
-def concerned_slots(due: HandOver, cuts: Mapping[int, CutMemory]) -> Slots:
-    """The slots of what a group must accept."""
-    if due.transfer.rank is not None:
-        return due.transfer.slots
-    return dict(cuts[due.position.version].targets)[due.target]

@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from headrace.consumers.replication import hand_over
-from headrace.consumers.replication.change_state import ChangeState, HandOver
+from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.holdings import Given
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition
 from headrace.schemas.messages import Message
+from headrace.schemas.records import Acceptance
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -95,6 +97,12 @@ class ChangeView:
             taken=MappingProxyType({key: each.table_version for key, each in state.origins.items()}),
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
+        )
+
+    def acceptances(self) -> tuple[Acceptance, ...]:
+        """What statuses show of the groups that have handed over something, sorted by these."""
+        return tuple(
+            Acceptance.of(key, position, self.taken.get(key, 0)) for key, position in sorted(self.accepted.items())
         )
 
     @property

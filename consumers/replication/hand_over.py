@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.group_changes import GroupKey, HandedBody, HandedDelete, HandedOver, HandedRows, Takeover
 from headrace.schemas.messages import Delete, Message, Write
 

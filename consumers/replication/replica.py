@@ -29,11 +29,11 @@ from headrace.consumers.replication.actions import (
     refusal_of,
     repeats,
 )
-from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
-from headrace.consumers.replication.load_rules import refused_load
 from headrace.consumers.replication.row_slots import SlotsOf, no_slots
+from headrace.consumers.replication.sync_rules import is_late_delete, refused_load
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.group_changes import (
@@ -194,8 +194,8 @@ class Replica:
             self.state,
             repeats(message, self.state.producers.get(message.position.producer)),
         )
-        if found is Ignored.SUPERSEDED:
-            return found
+        if found is Ignored.SUPERSEDED or is_late_delete(position, state.changes):
+            return Ignored.SUPERSEDED
         known, identity = state.producers.get(position.producer), (position.sequence, message.digest)
         if known is None or position.batch > known.batch:
             state.note_batch(position.producer, position.batch, identity)

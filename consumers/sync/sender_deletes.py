@@ -19,7 +19,7 @@ FLUSH_TIMEOUT_S = 30.0
 
 
 class MembersChange(HeadraceError):
-    """Slots are on their way to a new group: deletes wait for the moment that this takes."""
+    """Slots are on their way to another group: deletes wait for the moment that this takes."""
 
 
 def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, number: int, body: SyncDeletes) -> int:
@@ -29,7 +29,7 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
     is loaded, and no delete of this one counts. Raises SenderCloned, MembersChange, GroupEnded, WriteFailed,
     WriteUnknown, and the errors of the log.
     """
-    # One route for all records: what a receiver that was replaced appends late goes to no group that came since.
+    # One route for all records. Groups that reach a newer table ignore what comes late by this one.
     route = _whole_route(cluster)
     producer, table_version = deletes_producer(sender.sender, body.group), route.table.version
     # The fence first, also where nothing is found: a receiver that was replaced could enrol a device behind the look
@@ -60,22 +60,23 @@ def _check_unchanged(cluster: Cluster, route: Route) -> None:
 
 
 def _whole_route(cluster: Cluster) -> Route:
-    """The newest route. Raises MembersChange until each new group knows what those knew that give it slots."""
+    """The newest route. Raises MembersChange until each group that gains slots knows what those knew that give them."""
     route = cluster.routing.look(LOOK_TIMEOUT_S)
     if route.pending:
         raise MembersChange("a new group has no log yet", action="wait", retriable=True)
+    if not route.moving:
+        return route
     cluster.watch.start()
+    statuses = cluster.watch.statuses.online()
     for header in route.table.headers:
-        if donors := route.table.donors(header):
-            birth = route.table.birth(header)
-            statuses = (each for each in cluster.watch.statuses.online() if each.group == header)
-            accepted = {each.group for status in statuses if status.settled >= birth for each in status.accepted}
-            if missing := donors - accepted:
-                raise MembersChange(
-                    f"group {header} has taken over nothing from {', '.join(sorted(missing))} yet",
-                    action="wait, and start its nodes if they are down",
-                    retriable=True,
-                )
+        shown = (each for status in statuses if status.group == header for each in status.accepted)
+        accepted = {each.group for each in shown if each.table_version >= route.table.version}
+        if missing := route.table.donors(header) - accepted:
+            raise MembersChange(
+                f"group {header} has not taken over from {', '.join(sorted(missing))} yet",
+                action="wait, and start its nodes if they are down",
+                retriable=True,
+            )
     return route
 
 

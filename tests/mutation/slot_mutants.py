@@ -209,7 +209,7 @@ SLOTS = (
     ),
     Mutant(
         "loads_below_deletes_of_former_holders_count",
-        "replication/load_rules.py",
+        "replication/sync_rules.py",
         "return Ignored.VOID if any(is_void(load, each) for each in former) else None",
         "return None",
         ("test_moved_fences.py",),
@@ -233,6 +233,20 @@ SLOTS = (
         REPLICA,
         "            origin.table_version = max(origin.table_version, body.table_version)\n",
         "",
+        ("test_moved_fences.py",),
+    ),
+    Mutant(
+        "deletes_of_an_older_table_count",
+        REPLICA,
+        "found is Ignored.SUPERSEDED or is_late_delete(position, state.changes)",
+        "found is Ignored.SUPERSEDED",
+        ("test_moved_fences.py",),
+    ),
+    Mutant(
+        "only_a_barrier_proves_a_table_to_deletes",
+        "replication/sync_rules.py",
+        "changes.proven_version)",
+        "changes.settled_version)",
         ("test_moved_fences.py",),
     ),
     Mutant(

@@ -42,7 +42,7 @@ STATE_MACHINE = (
     ),
     Mutant(
         "load_behind_deletes_counts",
-        "replication/load_rules.py",
+        "replication/sync_rules.py",
         "    return fence is not None and fence.batch >= deletes_batch(load.number)\n",
         "    return False\n",
         ("test_synced_loads.py",),

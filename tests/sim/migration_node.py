@@ -28,7 +28,7 @@ from headrace.schemas.messages import (
     format_of,
 )
 from headrace.schemas.presence import Presence
-from headrace.schemas.records import Acceptance, Status, encode_membership, format_of_membership
+from headrace.schemas.records import Status, encode_membership, format_of_membership
 from tests.sim.membership_log import MemberLog
 from tests.sim.migration_copies import SimCopies
 from tests.sim.migration_groups import REPLICATION, SLOTS, TrueGroup
@@ -196,7 +196,7 @@ class MigrationNode:
             eligible=group.in_sync,
             version=group.version,
             durable_offset=group.applied.offset if group.version else 0,
-            accepted=tuple(Acceptance.of(*each) for each in sorted(view.accepted.items())),
+            accepted=view.acceptances(),
             change=view.change,
             settled=view.settled_version,
         )

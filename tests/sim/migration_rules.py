@@ -12,11 +12,12 @@ from headrace.consumers.migration import barriers, change_tasks, copies_ahead, h
 from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.actions import Action, ApplyRows
-from headrace.consumers.replication.change_state import ChangeState, HandOver
+from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.holdings import Holdings
 from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.consumers.replication.replica import Replica
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
 from headrace.schemas.messages import Message, decode_message
 from tests.sim import migration_reads

@@ -5,7 +5,7 @@ The replicas are those that ship. Each reads its log at once; barriers and hand-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -79,6 +79,11 @@ class Group:
         """Name and birth."""
         return self.log.key
 
+    def has_taken_over(self, former: Group, table_version: int) -> bool:
+        """Whether slots have come from a group by a table, or a newer one."""
+        origin = self.log.replica.state.changes.origins.get(former.key)
+        return origin is not None and origin.table_version >= table_version
+
 
 @dataclass
 class Table:
@@ -129,12 +134,6 @@ class MovingGroups:
             for _, _, rows in group.shelf.visible(slot):
                 found |= rows
         return found
-
-    def donors(self, table: Table) -> Iterator[tuple[Group, Group]]:
-        """Each group that is new with a table, with each that gives it slots."""
-        for slot, former in table.previous.items():
-            if table.holders[slot].key.birth == table.version:
-                yield table.holders[slot], former
 
     def append(self, group: Group, body: Delete | Load, producer: str | None = None, batch: int = 1) -> None:
         """One more record. Raises Refused."""
@@ -262,6 +261,10 @@ class MovingGroups:
         self._names += 1
         taker = Group(f"g{self._names}", self.table.version + 1, slots)
         self._begin(self.table.holders | dict.fromkeys(slots, taker), [*self.table.groups, taker], ())
+
+    def move(self, slots: Slots, taker: Group) -> None:
+        """A change begins by which a group takes slots."""
+        self._begin(self.table.holders | dict.fromkeys(slots, taker), list(self.table.groups), ())
 
     def _begin(self, holders: dict[int, Group], groups: list[Group], ending: tuple[Group, ...]) -> None:
         self.changes += 1

@@ -311,26 +311,18 @@ class MovingSyncSimulation:
         """Whether members have not changed since deletes began with a table."""
         return table is self.groups.table
 
-    def route_of(self, table: Table) -> Table:
-        """The route of the next record of deletes that began with one."""
-        return table
-
     def is_whole(self, table: Table) -> bool:
-        """Whether each new group knows what those knew that give it slots."""
-        donors = self.groups.donors(table)
-        return all(former.key in group.log.replica.state.changes.origins for group, former in donors)
+        """Whether each group that gains slots knows what those knew that give them."""
+        moved = ((table.holders[slot], former) for slot, former in table.previous.items())
+        return self.groups.change is None or all(each.has_taken_over(former, table.version) for each, former in moved)
 
     def may_load(self, group: Group, slot: int) -> bool:
         """Whether the leader of a group takes a file for a slot: not before its takeover has begun."""
         table = self.groups.table
         former = table.previous.get(slot)
-        if former is None or self.groups.change is None:
-            return True
-        origin = group.log.replica.state.changes.origins.get(former.key)
-        return origin is not None and origin.table_version == table.version
+        return former is None or self.groups.change is None or group.has_taken_over(former, table.version)
 
     def _to_all(self, table: Table, body: Delete, batch: int) -> Steps:
-        table = self.route_of(table)
         groups = [*table.ending, *self.random.sample(table.groups, len(table.groups))]
         for group in groups:
             try:

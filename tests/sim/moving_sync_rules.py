@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.replication import cut_memory, load_rules
+from headrace.consumers.replication import cut_memory, sync_rules
 from headrace.consumers.replication.actions import Action
 from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.group_state import ProducerState
@@ -41,14 +41,14 @@ def _deletes_count_again_at_the_next_holder(patch: pytest.MonkeyPatch) -> None:
 
 
 def _files_below_deletes_of_the_former_holder_count(patch: pytest.MonkeyPatch) -> None:
-    is_void = load_rules.is_void
+    is_void = sync_rules.is_void
 
     def broken(load: Load, producers: Any) -> bool:
         # Those of a section are no ProducerState.
         own = all(isinstance(each, ProducerState) for each in producers.values())
         return own and is_void(load, producers)
 
-    patch.setattr(load_rules, "is_void", broken)
+    patch.setattr(sync_rules, "is_void", broken)
 
 
 def _the_first_part_of_a_takeover_has_no_fences(patch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,6 @@ def _the_first_part_of_a_takeover_has_no_fences(patch: pytest.MonkeyPatch) -> No
 
 def _slots_that_have_not_come_take_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MovingSyncSimulation, "may_load", lambda *_: True)
-
-
-def _deletes_take_each_newer_route(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MovingSyncSimulation, "route_of", lambda self, _table: self.groups.table)
 
 
 def _deletes_are_done_whatever_changed(patch: pytest.MonkeyPatch) -> None:
@@ -77,16 +73,15 @@ def _deletes_have_no_last_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 RULES = (
-    MovingSyncRule("deletes count once for rows that have moved", _deletes_count_again_at_the_next_holder, (310,)),
+    MovingSyncRule("deletes count once for rows that have moved", _deletes_count_again_at_the_next_holder, (38,)),
     MovingSyncRule(
-        "a file below deletes of the former holder is void", _files_below_deletes_of_the_former_holder_count, (1_153,)
+        "a file below deletes of the former holder is void", _files_below_deletes_of_the_former_holder_count, (2_962,)
     ),
-    MovingSyncRule("a takeover begins with the fences", _the_first_part_of_a_takeover_has_no_fences, (310,)),
+    MovingSyncRule("a takeover begins with the fences", _the_first_part_of_a_takeover_has_no_fences, (2_087,)),
     MovingSyncRule("a slot takes over before it loads", _slots_that_have_not_come_take_files, (731,)),
-    MovingSyncRule("deletes have one route", _deletes_take_each_newer_route, (678,)),
     MovingSyncRule("deletes are done by the newest table", _deletes_are_done_whatever_changed, (314,)),
     MovingSyncRule(
         "by a newer table deletes count again", _deletes_count_once_whatever_table_they_are_sent_by, (1_161,)
     ),
-    MovingSyncRule("deletes end with a fence", _deletes_have_no_last_fence, (57,)),
+    MovingSyncRule("deletes end with a fence", _deletes_have_no_last_fence, (88,)),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.replication import load_rules
+from headrace.consumers.replication import sync_rules
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.store import synced
 from headrace.consumers.store.segment import SegmentEntry
@@ -43,11 +43,11 @@ def _deletes_make_no_file_void(patch: pytest.MonkeyPatch) -> None:
         return same and older.manifest.number < newer.manifest.number
 
     patch.setattr(partition_files, "_supersedes", broken)
-    patch.setattr(load_rules, "stale_load", _known_loads_alone)
+    patch.setattr(sync_rules, "stale_load", _known_loads_alone)
 
 
 def _loads_behind_deletes_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(load_rules, "stale_load", _known_loads_alone)
+    patch.setattr(sync_rules, "stale_load", _known_loads_alone)
 
 
 def _known_loads_alone(load: Any, loads: Any, producers: Any) -> Ignored | None:
@@ -56,7 +56,7 @@ def _known_loads_alone(load: Any, loads: Any, producers: Any) -> Ignored | None:
 
 
 def _loads_count_as_often_as_they_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(load_rules, "stale_load", lambda *_of: None)
+    patch.setattr(sync_rules, "stale_load", lambda *_of: None)
     patch.setattr("tests.sim.sync_simulation.load_identity", lambda _load: b"never seen")
 
 

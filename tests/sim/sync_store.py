@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from headrace.consumers.migration.cut_listing import NOBODY
-from headrace.consumers.replication import load_rules
+from headrace.consumers.replication import sync_rules
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.group_state import ProducerState
 from headrace.consumers.store import synced
@@ -60,7 +60,7 @@ class SimStore:
         """A record of a load is read; why it changes nothing."""
         load = sync_load(body, sender, number, NOBODY, 1)
         self._version += 1
-        ignored = load_rules.stale_load(load, self.loads, self.producers)
+        ignored = sync_rules.stale_load(load, self.loads, self.producers)
         if ignored is not None:
             self.void += ignored is Ignored.VOID
             self.repeated += ignored is Ignored.REPEATED

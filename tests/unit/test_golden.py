@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from headrace.consumers.store.segment import METADATA_PREFIX
 from headrace.consumers.store.segment_reader import digest_of_file
 from headrace.schemas.framing import HEADER_BYTES, codec
+from headrace.schemas.records import Status
 from tests.golden_values import DIGEST, DIRECTORY, VERSION, Golden, goldens
 
 VERSIONS = sorted(path.name for path in DIRECTORY.iterdir() if path.is_dir())
@@ -79,6 +81,14 @@ def test_states_without_the_tables_of_takeovers_are_read() -> None:
     assert 0 == origin.table_version
     origin.table_version = 4
     assert same(GOLDENS["state-changes"].value, state)
+
+
+def test_statuses_without_the_tables_of_takeovers_are_read() -> None:
+    """Statuses from before that: a receiver waits for a newer one, as nothing shows that slots have come."""
+    status = GOLDENS["status-changes"].decode((DIRECTORY / "status-before-tables.bin").read_bytes())
+    value = GOLDENS["status-changes"].value
+    assert isinstance(value, Status)
+    assert same(replace(value, accepted=tuple(replace(each, table_version=0) for each in value.accepted)), status)
 
 
 def test_loads_of_senders_without_a_number_are_read() -> None:

@@ -94,6 +94,15 @@ def test_a_new_group_is_written_to_once_it_has_a_topic(cluster: Growing, routing
     assert (2, False) == (route.table.version, route.pending)
 
 
+def test_slots_are_moving_from_the_newer_table_on_until_the_change_ends(cluster: Growing) -> None:
+    """By that the receivers of sync wait with deletes; in the first phase, and behind the end, nobody waits."""
+    moving = [route_of(cluster.state, everywhere).moving]
+    for step in (lambda: cluster.begin(ChangeKind.ADD, "n5"), cluster.formal, cluster.finish):
+        step()
+        moving.append(route_of(cluster.state, everywhere).moving)
+    assert [False, False, True, False] == moving
+
+
 def test_the_topic_of_a_new_group_is_looked_up_before_rows_are_routed_to_it(
     cluster: Growing, routing: MembershipRouting
 ) -> None:

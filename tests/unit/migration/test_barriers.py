@@ -9,9 +9,9 @@ import pytest
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.migration.barriers import BarrierDue, barrier_due, pre_done_due
-from headrace.consumers.replication.change_state import HandOver, Transfer
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.holdings import Given
+from headrace.consumers.replication.transfers import HandOver, Transfer
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverPosition, Rank
 from headrace.schemas.membership_records import ChangeKind, PreDone
 from headrace.schemas.message_rules import check_message

@@ -35,9 +35,9 @@ from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_source import Reading, ReadTimer
 from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.applied_state import AppliedState
-from headrace.consumers.replication.change_state import HandOver, Transfer
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_health import GroupHealth
+from headrace.consumers.replication.transfers import HandOver, Transfer
 from headrace.consumers.store.segment_reader import ReadCount
 from headrace.schemas.group_changes import BEGINNING, BarrierPhase, GroupKey, HandOverPosition
 from headrace.schemas.records import Role, Status

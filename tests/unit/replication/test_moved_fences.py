@@ -12,16 +12,18 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.producer_section import sync_fences
 from headrace.schemas.group_changes import BarrierPhase, HandedOver, MovedProducer, Rank, Takeover
 from headrace.schemas.messages import (
+    MANIFEST_NUMBER_MAX,
     NO_CHAIN,
     Delete,
     Load,
     decode_message,
     deletes_batch,
     deletes_producer,
+    is_of_older_table,
     last_deletes_batch,
 )
 from headrace.schemas.series import slot_of
-from tests.unit.replication.slot_logs import SLOTS_TOTAL, SlotLog
+from tests.unit.replication.slot_logs import SLOTS_TOTAL, SlotLog, rows_write
 
 PRODUCER = deletes_producer("s1", "e1/1")
 DELETE = Delete("db", "t", {"pump": ("p1",)}, 10, 20)
@@ -72,9 +74,9 @@ def test_a_delete_that_a_former_holder_had_behind_it_concerns_no_slot_of_its(don
     """A receiver that was replaced appends it late: rows that came since, and have moved, must stay."""
     cut(donor, taker)
     donor.hand_over(taker)
-    assert [] == taker.append(DELETE, PRODUCER, deletes_batch(5, 1, 1))
+    assert [] == taker.append(DELETE, PRODUCER, deletes_batch(5, 2, 1))
     # The next list of deletes counts for all slots.
-    [found] = taker.append(DELETE, PRODUCER, deletes_batch(6, 1, 1))
+    [found] = taker.append(DELETE, PRODUCER, deletes_batch(6, 2, 1))
     assert isinstance(found, ApplyDelete)
 
 
@@ -88,7 +90,7 @@ def test_a_delete_concerns_slots_whose_former_holder_did_not_have_it(taker: Slot
             log.append(FENCE, PRODUCER, last_deletes_batch(5))
         cut(log, taker, (slot,))
         log.hand_over(taker)
-    [found] = taker.append(DELETE, PRODUCER, deletes_batch(5, 1, 1))
+    [found] = taker.append(DELETE, PRODUCER, deletes_batch(5, 2, 1))
     assert isinstance(found, ApplyHandedDelete)
     assert (Rank(2, taker.replica.state.version), (OTHER,)) == (found.rank, found.slots)
     kept = taker.replica.state.changes.deletes
@@ -98,7 +100,7 @@ def test_a_delete_concerns_slots_whose_former_holder_did_not_have_it(taker: Slot
     taker.barrier(BarrierPhase.FORMAL, change=2, table_version=3, moves={last: MOVED})
     taker.hand_over(last)
     # The slots have left, and one more of that list comes late.
-    taker.append(replace(DELETE, end_ns=21), PRODUCER, deletes_batch(5, 1, 1), 1)
+    taker.append(replace(DELETE, end_ns=21), PRODUCER, deletes_batch(5, 3, 1), 1)
     late = [decode_message(value).body for value in taker.hand_overs(last)]
     assert all(isinstance(each, HandedOver) for each in late)
     assert [(OTHER,)] == [each.body.slots for each in late]  # type: ignore[union-attr]
@@ -125,11 +127,56 @@ def test_the_first_part_of_a_takeover_has_the_deletes_of_senders(donor: SlotLog,
     assert isinstance(handed.body, Takeover)
     assert (MovedProducer(PRODUCER, last_deletes_batch(5), ()),) == handed.body.producers
     assert [] == taker.append(load_of(taker, 4))
-    assert [] == taker.append(DELETE, PRODUCER, deletes_batch(5, 1, 1))
+    assert [] == taker.append(DELETE, PRODUCER, deletes_batch(5, 2, 1))
     # By that the leader knows that it has come, also behind a restart.
     assert {donor.key: 2} == ChangeView.of(taker.replica.state.changes).taken
     restored = GroupState.from_bytes(taker.replica.state.to_bytes())
     assert {donor.key: 2} == ChangeView.of(restored.changes).taken
+
+
+def test_deletes_of_an_older_table_count_no_more(donor: SlotLog, taker: SlotLog) -> None:
+    """A receiver that was stopped: the group knows no list that a slot has behind it which came since."""
+    for log in (donor, taker):
+        assert [ApplyDelete] == [type(each) for each in log.append(DELETE, PRODUCER, deletes_batch(6, 2, 1))]
+    log = SlotLog("n3", ("n3", "n1"))
+    log.claim("n3")
+    log.barrier(BarrierPhase.PRE, gains=(SLOT,))
+    assert 1 == len(log.append(DELETE, PRODUCER, deletes_batch(6, 1, 1)))
+    log.barrier(BarrierPhase.FORMAL, gains=(SLOT,))
+    assert [] == log.append(DELETE, PRODUCER, deletes_batch(6, 1, 2))
+    assert {Ignored.SUPERSEDED: 1} == dict(log.replica.ignored)
+    # It is not even remembered as the newest one, and its sender's own list counts by the newer table.
+    assert deletes_batch(6, 1, 1) == log.replica.state.producers[PRODUCER].batch
+    assert 1 == len(log.append(DELETE, PRODUCER, deletes_batch(6, 2, 1)))
+    # The last fence has no table.
+    log.append(FENCE, PRODUCER, last_deletes_batch(6))
+    assert last_deletes_batch(6) == log.replica.state.producers[PRODUCER].batch
+
+
+def test_rows_of_the_newer_table_prove_it_before_the_barrier() -> None:
+    """They have its era, and so would a delete that comes behind them: it would hide rows that are yet to come."""
+    log = SlotLog("n3", ("n3", "n1"))
+    log.claim("n3")
+    log.barrier(BarrierPhase.PRE, gains=(SLOT,))
+    log.append(rows_write({f"{SLOT}a": 1}, 2), "a writer")
+    assert [] == log.append(DELETE, PRODUCER, deletes_batch(6, 1, 1))
+
+
+def test_deletes_of_other_producers_name_no_table(taker: SlotLog) -> None:
+    """Their batches say something else."""
+    assert 1 == len(taker.append(DELETE, "a writer", 1))
+    assert 1 == len(taker.append(DELETE, "a writer", deletes_batch(6, 1, 1)))
+
+
+def test_a_batch_is_of_an_older_table() -> None:
+    """Whatever the number; the highest version that fits stands for all above it."""
+    for number in (0, 1, MANIFEST_NUMBER_MAX):
+        for place in (0, 1, 9_999):
+            assert is_of_older_table(deletes_batch(number, 3, place), 4)
+            assert not is_of_older_table(deletes_batch(number, 4, place), 4)
+            assert not is_of_older_table(deletes_batch(number, 5, place), 4)
+            assert not is_of_older_table(deletes_batch(number, 1 << 20, place), 1 << 21)
+        assert not is_of_older_table(last_deletes_batch(number), 1 << 20)
 
 
 def test_a_fence_of_some_slots_is_none_of_others() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace.consumers.replication.actions import ApplyHandedDelete, ApplyRows, ApplyWrite, HandOversLost, Ignored
-from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.holdings import EARLIER_HOLDINGS_MAX
+from headrace.consumers.replication.transfers import HandOver
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted, Rank
 from headrace.schemas.messages import Anchor, Delete, Gap
 from tests.sim.migration_rows import GroupRows

@@ -12,7 +12,7 @@ import pytest
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.actions import Ignored, repeats
 from headrace.consumers.replication.group_state import ProducerState
-from headrace.consumers.replication.load_rules import stale_load
+from headrace.consumers.replication.sync_rules import stale_load
 from headrace.consumers.sync import sender_deletes
 from headrace.consumers.sync.sender_deletes import MembersChange, apply_deletes
 from headrace.producers.cluster import Route
@@ -40,6 +40,7 @@ class Centre:
     late: list[str] = field(default_factory=list)
     table: SlotTable = field(default_factory=lambda: SlotTable.create({"n1", "n2", "n3"}, 1, 12))
     pending: bool = False
+    moving: bool = False
     routes: list[Route] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class Centre:
 
     def look(self, _timeout_s: float) -> Route:
         """See Routing."""
-        return Route(self.table, pending=self.pending)
+        return Route(self.table, pending=self.pending, moving=self.moving)
 
     def online(self) -> list[Status]:
         """See MemberStatuses."""
@@ -110,7 +111,7 @@ def test_deletes_that_concern_no_device_are_a_fence(centre: Centre) -> None:
 def void(load: Any, producers: Any) -> Ignored | None:
     """What replicas find of a load that is not here yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.consumers.replication.load_rules.load_identity", lambda _load: b"")
+        patch.setattr("headrace.consumers.replication.sync_rules.load_identity", lambda _load: b"")
         return stale_load(load, set(), producers)
 
 
@@ -154,11 +155,11 @@ def test_a_receiver_that_was_replaced_deletes_nothing_that_came_since(centre: Ce
 
 
 def test_members_that_change_meanwhile_have_the_deletes_repeated(centre: Centre) -> None:
-    """All records have one route. A group that came since may not know of the last of them: it gets them all."""
+    """Groups that have reached the newer table ignore those of the older one: all are sent by the newer."""
     before = centre.table
 
     def grow() -> None:
-        centre.table = centre.table.add_node("n4")
+        centre.table, centre.moving = centre.table.add_node("n4"), True
 
     centre.then = [grow]
     with pytest.raises(MembersChange) as raised:
@@ -166,37 +167,51 @@ def test_members_that_change_meanwhile_have_the_deletes_repeated(centre: Centre)
     assert raised.value.retriable
     # The last fence is not sent: it would end deletes of the newer table as well.
     assert [before.version] * 2 == [each.table.version for each in centre.routes]
-    centre.statuses = [status_of(group="n4", settled=2, accepted=accepted("n1", "n2", "n3"))]
+    centre.statuses = [status_of(group="n4", accepted=accepted(2, "n1", "n2", "n3"))]
     centre.log.clear()
     assert 2 == apply(centre, 6)
     assert [deletes_batch(6, 2), last_deletes_batch(6)] == [position.batch for position, _ in centre.log]
 
 
-def accepted(*groups: str) -> tuple[Acceptance, ...]:
+def accepted(table_version: int, *groups: str) -> tuple[Acceptance, ...]:
     """What a member shows of the groups that have handed over something to it."""
-    return tuple(Acceptance(group, 1, 5, 0) for group in groups)
+    return tuple(Acceptance(group, 1, 5, 0, table_version) for group in groups)
 
 
-def test_a_new_group_is_waited_for_until_it_has_taken_over_from_all(centre: Centre) -> None:
-    """It does not know yet which deletes its slots have behind them: late ones of a receiver would count there."""
-    centre.table = centre.table.add_node("n4")
-    donors = centre.table.donors("n4")
-    assert {"n1", "n2", "n3"} == donors
-    for statuses in (
-        [],
-        [status_of(group="n4", settled=2, accepted=accepted("n1", "n3"))],
-        # That of an earlier birth of the group.
-        [status_of(group="n4", settled=1, accepted=accepted(*donors))],
+def test_groups_that_gain_slots_are_waited_for_until_they_have_taken_over_from_all(centre: Centre) -> None:
+    """They do not know yet which deletes these have behind them: late ones of a receiver would count there."""
+    smaller = centre.table.remove_node("n2")
+    for table, gaining, donors in (
+        (centre.table.add_node("n4"), ("n4",), ("n1", "n2", "n3")),
+        # That were there before, too: either may be younger than a list of deletes.
+        (smaller, ("n1", "n3"), ("n2",)),
+        (smaller.add_node("n2"), ("n2",), ("n1", "n3")),
     ):
-        centre.statuses = statuses
-        with pytest.raises(MembersChange, match="group n4 has taken over nothing from"):
-            apply(centre, 6)
-        assert [] == centre.log
-    centre.statuses = [status_of(group="n4", settled=2, accepted=accepted(*donors))]
-    apply(centre, 6)
-    # A change that brings no group is not waited for: the groups have the deletes of before themselves.
-    centre.table, centre.statuses = centre.table.remove_node("n2"), []
-    apply(centre, 7)
+        centre.table, centre.moving = table, True
+        assert {each: set(donors) for each in gaining} == {
+            each: set(table.donors(each)) for each in table.headers if table.donors(each)
+        }
+        whole = [status_of(group=each, accepted=accepted(table.version, *donors)) for each in gaining]
+        for statuses in (
+            [],
+            whole[1:],
+            [*whole[1:], status_of(group=gaining[0], accepted=accepted(table.version, *donors[1:]))],
+            # By an earlier change.
+            [*whole[1:], status_of(group=gaining[0], accepted=accepted(table.version - 1, *donors))],
+            # Another group.
+            [*whole[1:], status_of(group=donors[0], accepted=accepted(table.version, *donors))],
+        ):
+            centre.statuses = statuses
+            with pytest.raises(MembersChange, match=f"group {gaining[0]} has not taken over from"):
+                apply(centre, 6)
+            assert [] == centre.log
+        centre.statuses = whole
+        apply(centre, 6)
+        centre.log.clear()
+        # Once the change is over everything has arrived, whoever shows it.
+        centre.statuses, centre.moving = [], False
+        apply(centre, 7)
+        centre.log.clear()
 
 
 def test_a_new_group_without_a_log_is_waited_for(centre: Centre) -> None:

@@ -1,4 +1,4 @@
-"""Why a load that the leader appends changes nothing. Pure."""
+"""Why a load, or a delete of a sync sender, changes nothing. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Container, Mapping
 from typing import Protocol
 
 from headrace.consumers.replication.actions import Ignored
+from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.group_state import GroupState
-from headrace.schemas.messages import Load, deletes_batch, deletes_producer, load_identity
+from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.messages import (
+    Load,
+    deletes_batch,
+    deletes_producer,
+    is_deletes_producer,
+    is_of_older_table,
+    load_identity,
+)
 from headrace.schemas.series import slot_of
 
 
@@ -50,3 +59,10 @@ def is_void(load: Load, producers: Mapping[str, NewestBatch]) -> bool:
     # not bring them.
     fence = producers.get(deletes_producer(load.sender, load.group)) if load.number else None
     return fence is not None and fence.batch >= deletes_batch(load.number)
+
+
+def is_late_delete(position: ProducerPosition, changes: ChangeState) -> bool:
+    """Whether a delete of a sync sender was sent by an older slot table than the group has reached."""
+    # A slot that came since has rows behind it that are newer: until its takeover this group knows of no list of
+    # deletes that they have behind them. The receiver that is not replaced sends all by the newest table.
+    return is_deletes_producer(position.producer) and is_of_older_table(position.batch, changes.proven_version)
