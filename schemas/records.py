@@ -56,7 +56,7 @@ class Acceptance:
     table_version: int = 0
 
     @classmethod
-    def of(cls, key: GroupKey, position: HandOverPosition, table_version: int) -> Acceptance:
+    def of(cls, key: GroupKey, position: HandOverPosition, table_version: int = 0) -> Acceptance:
         """The acceptance of what `key` has handed over up to a position."""
         return cls(key.group, key.birth, position.version, position.part, table_version)
 

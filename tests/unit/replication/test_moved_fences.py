@@ -132,6 +132,9 @@ def test_the_first_part_of_a_takeover_has_the_deletes_of_senders(donor: SlotLog,
     assert {donor.key: 2} == ChangeView.of(taker.replica.state.changes).taken
     restored = GroupState.from_bytes(taker.replica.state.to_bytes())
     assert {donor.key: 2} == ChangeView.of(restored.changes).taken
+    # And members show it to receivers.
+    [shown] = ChangeView.of(restored.changes).acceptances()
+    assert (donor.key.group, donor.key.birth, 2) == (shown.group, shown.birth, shown.table_version)
 
 
 def test_deletes_of_an_older_table_count_no_more(donor: SlotLog, taker: SlotLog) -> None:
