@@ -30,7 +30,7 @@ class SealedRows:
     segments: dict[str, dict[int, int]] = field(default_factory=dict)
     rotten: set[str] = field(default_factory=set)
     tampered: bool = False
-    # The newest Drop whose segments are gone, or merge without deleted rows: files may be ahead of their state by it.
+    # The newest Drop whose segments are gone: files may be ahead of their state by it.
     dropped: int = 0
 
     def copy(self) -> SealedRows:

@@ -118,9 +118,7 @@ class RealStore(Store):
         except OSError as error:
             raise StoreFull("the disk is full") from error
         run()
-        # A merge leaves deleted rows out, also those that a restart, or a copy, has not read the delete of again.
-        removes = isinstance(job, DropJob) or (isinstance(job, CompactJob) and any(job._tombstones.values()))
-        self.note(max(disk.sealed.dropped, job.version if removes else 0))
+        self.note(max(disk.sealed.dropped, job.version if isinstance(job, DropJob) else 0))
         disk.step_hook("committed")
 
 
