@@ -30,12 +30,14 @@ class SealedRows:
     segments: dict[str, dict[int, int]] = field(default_factory=dict)
     rotten: set[str] = field(default_factory=set)
     tampered: bool = False
-    # The newest Drop whose segments are gone: files may be ahead of their state by it.
-    dropped: int = 0
+    # The newest Drop or merge that left rows out: files may be ahead of their state by it.
+    ahead_version: int = 0
 
     def copy(self) -> SealedRows:
         """The same segments; what is in one never changes."""
-        return SealedRows(self.state, self.frontier, dict(self.segments), set(self.rotten), self.tampered, self.dropped)
+        return SealedRows(
+            self.state, self.frontier, dict(self.segments), set(self.rotten), self.tampered, self.ahead_version
+        )
 
 
 class SimDisk(SimulatedDisk):

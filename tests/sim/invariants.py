@@ -93,8 +93,9 @@ class Invariants:
         self.require(reason == truth.ignored, f"{name} ignores {reason or 'nothing'}, the log gives {truth.ignored}")
         self.require(applied.leader == truth.leader, f"{name} sees {applied.leader} lead, not {truth.leader}")
         self.require(applied.frontier == truth.frontier, f"{name} seals at {applied.frontier}, not {truth.frontier}")
-        # A copy, or a restart, of files that a Drop behind their state has shrunk: nobody reads before that Drop.
-        ahead = applied.version < node.disk.sealed.dropped
+        # A copy, or a restart, of files that a Drop or merge behind their state has shrunk: nobody reads
+        # before that record, see `_has_all_of_its_files`.
+        ahead = applied.version < node.disk.sealed.ahead_version
         self.require(ahead or store.matches(truth), f"{name} holds other rows than its log")
 
     # Statuses.
@@ -329,6 +330,7 @@ class Invariants:
             node.identity.store not in self._condemned, f"{name} serves data that was found wrong and never replaced"
         )
         self.require(not node.log_consumer.journal_fault, f"{name} serves, and its journal refuses records")
+        self._has_all_of_its_files(node)
         age_ms = self._world.now_ms - self._sent_ms.get(node.name, -OFFLINE_MS)
         self.require(age_ms <= OFFLINE_MS, f"{name} serves, and its newest status in the log is {age_ms} ms old")
         members = self._simulation.members
@@ -337,6 +339,13 @@ class Invariants:
         self.require(
             2 * (len(senders) + (len(members) % 2 == 0)) > len(members),
             f"{name} serves, and only {senders} send statuses",
+        )
+
+    def _has_all_of_its_files(self, node: ClusterNode) -> None:
+        """Files that lack rows of a Drop or delete are not read before their node has that record."""
+        version, files = node.group.version, node.disk.sealed.ahead_version
+        self.require(
+            version >= files, f"{node.process.incarnation} answers at version {version} from files of version {files}"
         )
 
     def answered(self, node: ClusterNode, found: tuple[int, int], due: tuple[int, int]) -> None:
@@ -357,6 +366,7 @@ class Invariants:
         at_ms = self._world.now_ms - round(moment.age_s * 1_000)
         held, end = node.group.applied.offset + 1, self._simulation.broker.end_before(TOPIC, at_ms)
         self.require(held >= end, f"{name} answers as of {at_ms} ms with offsets below {held}, the log ended at {end}")
+        self._has_all_of_its_files(node)
         served = self._served.get(node.name, 0)
         self.require(version >= served, f"{name} answers from version {version}, and has served {served}")
         self.stale_reads += not node.serves()

@@ -283,7 +283,7 @@ class ModelDrop(DropJob):
             if all(self._hides(number) and at <= self.version for number, at in segment.items()):
                 del sealed.segments[name]
         if len(sealed.segments) < len(self._store.disk.sealed.segments):
-            sealed.dropped = self.version
+            sealed.ahead_version = self.version
             self._store.commit(sealed)
         self._store.queue.popleft()
 
