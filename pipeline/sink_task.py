@@ -71,6 +71,7 @@ class SinkTask:
 
     def write_tables(self, tables: Iterable[pa.Table]) -> TaskWritten:
         """As `write`; each table is held twice while it is encoded, and becomes messages of its own."""
+        self._routes.keep(FLUSH_TIMEOUT_S)
         for table in tables:
             self._write_block(table)
         self._settle()

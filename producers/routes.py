@@ -1,9 +1,9 @@
 """Keeps the messages of one writer on the newest route while the members of the cluster change.
 
-Every block is routed by the newest slot table. Before the first block of a newer table everything that an older one
-routed has its delivery report, so that of two values of one row the later one wins. A message that a closed or missing
-topic refused is routed again: it is certainly in no log. Where a group has only lost slots, nothing is to be done here:
-its log takes the rows, and the group hands them over.
+Every block is routed by the newest slot table, or by one that is kept. Before the first block of a newer table
+everything that an older one routed has its delivery report, so that of two values of one row the later one wins. A
+message that a closed or missing topic refused is routed again: it is certainly in no log. Where a group has only lost
+slots, nothing is to be done here: its log takes the rows, and the group hands them over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import AppendFailed
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster, Route, SlotRouting
+from headrace.producers.cluster import Cluster, Route, SlotRouting, groups_of
 from headrace.producers.router import encode_writes, route_again
 from headrace.producers.sender import Refused, RoutedMessage, Sender
 from headrace.schemas.errors import HeadraceError
@@ -31,12 +31,21 @@ class RouteKeeper:
         self._quorum = quorum
         self._compression = compression
         self._version = 0
+        self._kept: Route | None = None
+
+    def keep(self, timeout_s: float) -> None:
+        """Route all that follows by the newest table of now, while its groups are there. Raises as `Routing.look`.
+
+        For an attempt of a batch. It has no older table than the batch before, whose rows would outrank its own. If it
+        is given up, it writes nothing by a table that came when a later batch had been written by an older one.
+        """
+        self._kept = self._cluster.routing.look(timeout_s)
 
     def route(self, timeout_s: float) -> Route:
         """The route of the next block. Raises as `Routing.route`, and as `settle`."""
         # Again after each wait: messages may have been refused during it, and another change of members may count.
         while True:
-            route = self._cluster.routing.route
+            route = self._chosen(self._cluster.routing.route)
             moved = route.table.version != self._version and self._sender.unsettled
             if not moved and not self._sender.has_refused:
                 self._version = route.table.version
@@ -44,6 +53,12 @@ class RouteKeeper:
             self.settle(timeout_s)
             if moved:
                 self._version = route.table.version
+
+    def _chosen(self, newest: Route) -> Route:
+        if self._kept is not None and not all(newest.holds(group) for group in groups_of(self._kept.table)):
+            # The log of a group that has ended takes no rows, or will soon take none.
+            self._kept = None
+        return self._kept or newest
 
     def settle(self, timeout_s: float) -> None:
         """Wait until every message is in a log, or has failed. Raises WriteFailed, WriteUnknown."""
