@@ -84,11 +84,12 @@ def claims_of_strangers(patch: pytest.MonkeyPatch) -> None:
     claim = Replica._claim
 
     def anyone(self: Replica, body: Claim) -> list[replica.Action]:
-        members, self.members = self.members, (*self.members, body.leadership.node)
+        changes = self.state.changes
+        members, changes.members = changes.members, (*changes.members, body.leadership.node)
         try:
             return claim(self, body)
         finally:
-            self.members = members
+            changes.members = members
 
     patch.setattr(Replica, "_claim", anyone)
 

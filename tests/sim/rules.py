@@ -61,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     Rule("2", "a local error stops the group, and skips nothing", more.errors_are_skipped, 5, quick=True),
     Rule("2", "a record that cannot be read is never passed", more.undeliverable_records_are_skipped, 44),
     Rule("2", "a claim counts only with the next epoch", first.claims_of_any_epoch, 2, quick=True),
-    Rule("2", "a claim counts only of a member", more.claims_of_strangers, 1, faults=STRANGERS),
+    Rule("2", "a claim counts only of a member", more.claims_of_strangers, 1, faults=STRANGERS, quick=True),
     Rule(
         "2",
         "a leader's record counts only under the accepted claim",
