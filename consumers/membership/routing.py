@@ -1,7 +1,8 @@
 """What the membership log has decided, for writers: the slot table, groups that end, and members that stay.
 
 A thread looks at the log once a second while rows are written, and sleeps otherwise: an idle client costs nothing. The
-first row after a pause waits for a look, since its groups may have ended meanwhile.
+first row after a pause waits for a look, since its groups may have ended meanwhile. While a change is in its first
+phase the thread takes what comes ten times a second: clients that write the same row should learn of a table together.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ STALE_S = 3.0
 STALE_WAIT_S = 2.0
 """How long a write waits for that at most: without Kafka it takes the route that is known."""
 RETRY_S = 0.1
+TAKE_INTERVAL_S = 0.1
+"""How often records are taken from the open reader while a new table is about to count."""
 
 
 def route_of(state: MembershipState, topic_exists: Callable[[GroupKey], bool]) -> Route:
@@ -166,7 +169,7 @@ class MembershipRouting:
         while True:
             with self._changed:
                 if self._wanted == self._done and not self._closed:
-                    self._changed.wait(LOOK_INTERVAL_S if self._used else None)
+                    self._changed.wait(self._interval_s)
                 if self._closed:
                     return
                 wanted, due = self._wanted, self._used or self._wanted > self._done
@@ -179,7 +182,26 @@ class MembershipRouting:
     def _used(self) -> bool:
         return self._clock.monotonic_s() - self._used_s < IDLE_S
 
+    @property
+    def _interval_s(self) -> float | None:
+        if not self._used:
+            return None
+        return TAKE_INTERVAL_S if self._expects_table else LOOK_INTERVAL_S
+
+    @property
+    def _expects_table(self) -> bool:
+        change = self._follower.state.change
+        return change is not None and not change.formal
+
     def _turn(self, wanted: int) -> bool:
+        """Take what has come, or look where that is due; whether to wait as long as usual for the next turn."""
+        looked_ago_s = self._clock.monotonic_s() - self._looked_s
+        if wanted > self._done or not self._expects_table or looked_ago_s >= LOOK_INTERVAL_S:
+            return self._look_to_end(wanted)
+        self._follower.expect()
+        return not self._follower.turn() or self._publish(wanted, self._looked_s)
+
+    def _look_to_end(self, wanted: int) -> bool:
         """One look, to the end of the log; whether it got there."""
         follower, began_s = self._follower, self._clock.monotonic_s()
         follower.caught_up = False
@@ -190,6 +212,10 @@ class MembershipRouting:
                 with self._changed:
                     self._changed.notify_all()
                 return False
+        return self._publish(wanted, began_s)
+
+    def _publish(self, done: int, looked_s: float) -> bool:
+        follower = self._follower
         try:
             found = route_of(follower.state, self._has_topic) if follower.state.table is not None else self.newest
         except HeadraceError as error:
@@ -198,7 +224,7 @@ class MembershipRouting:
         with self._changed:
             # By a newer table, or by the same one with other members.
             self.newest = found
-            self._done, self._looked_s = wanted, began_s
+            self._done, self._looked_s = done, looked_s
             self._changed.notify_all()
         return True
 

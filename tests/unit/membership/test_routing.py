@@ -127,6 +127,19 @@ def test_a_client_that_writes_follows_the_log(cluster: Growing, routing: Members
         eventually(lambda number=number: routing.route.table.version == number, f"table {number}")
 
 
+def test_a_client_that_writes_learns_of_a_table_at_once(
+    cluster: Growing, routing: MembershipRouting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it knows of the change: it does not wait for the look after the next."""
+    cluster.begin(ChangeKind.ADD, "n5")
+    cluster.log.create_topic(TOPICS.forward("n5", 2), {})
+    assert routing.route.table.version == 1
+    monkeypatch.setattr(routing_module, "LOOK_INTERVAL_S", 1_000.0)
+    routing.look(10.0)
+    cluster.formal()
+    eventually(lambda: routing.route.table.version == 2, "table 2", 30.0)
+
+
 def test_the_first_row_after_a_pause_is_routed_by_the_table_of_then(
     cluster: Growing, routing: MembershipRouting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
