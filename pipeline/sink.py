@@ -66,7 +66,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """See DataSourceArrowWriter; runs in a worker."""
-        return _write(self._options, iterator, self._producer, 1)
+        return _write(self._options, iterator, self._producer, 1, of_stream=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
@@ -86,7 +86,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = (context and context.getLocalProperty(name) for name in (QUERY_PROPERTY, BATCH_PROPERTY))
         if not query or not batch:
             raise SinkRefused("Spark names no query and no batch to its tasks", action="run it as a streaming query")
-        return _write(self._options, iterator, query, int(batch))
+        return _write(self._options, iterator, query, int(batch), of_stream=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
@@ -153,7 +153,9 @@ def _is_field(kind: DataType) -> bool:
     return isinstance(kind, _FIELDS)
 
 
-def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str, batch: int) -> TaskCommit:
+def _write(
+    options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str, batch: int, *, of_stream: bool
+) -> TaskCommit:
     context = TaskContext.get()
     assert context is not None, "runs in a task"
     # Spark hands its settings to tasks as local properties.
@@ -171,5 +173,5 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: s
     begin_task()
     cluster = writer_cluster(options.target)
     cluster.tables.refresh()
-    task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()))
+    task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()), of_stream=of_stream)
     return TaskCommit(task.write(batches))

@@ -50,8 +50,12 @@ class TaskWritten:
 class SinkTask:
     """Writes the Arrow batches of one task. Equal rows in equal batches give equal messages at equal positions."""
 
-    def __init__(self, cluster: Cluster, options: WriteOptions, positions: Positions) -> None:
+    def __init__(
+        self, cluster: Cluster, options: WriteOptions, positions: Positions, *, of_stream: bool = False
+    ) -> None:
+        """`of_stream`: its batch has one after it, with the same producer."""
         self._cluster = cluster
+        self._of_stream = of_stream
         self._options = options
         # Before the first row, and not when the batch is complete.
         check_quorum(options.quorum, cluster.slot_table.replication)
@@ -71,7 +75,7 @@ class SinkTask:
 
     def write_tables(self, tables: Iterable[pa.Table]) -> TaskWritten:
         """As `write`; each table is held twice while it is encoded, and becomes messages of its own."""
-        self._routes.keep(FLUSH_TIMEOUT_S)
+        self._routes.begin(FLUSH_TIMEOUT_S, keeps=self._of_stream)
         for table in tables:
             self._write_block(table)
         self._settle()

@@ -33,13 +33,14 @@ class RouteKeeper:
         self._version = 0
         self._kept: Route | None = None
 
-    def keep(self, timeout_s: float) -> None:
-        """Route all that follows by the newest table of now, while its groups are there. Raises as `Routing.look`.
+    def begin(self, timeout_s: float, *, keeps: bool) -> None:
+        """Begin with the table of now, and keep it while its groups are there if `keeps`. Raises as `Routing.look`.
 
-        For an attempt of a batch. It has no older table than the batch before, whose rows would outrank its own. If it
-        is given up, it writes nothing by a table that came when a later batch had been written by an older one.
+        Rows that another process wrote before would outrank those by an older table. An attempt of a batch keeps its
+        table: if it is given up, it writes nothing by one that came when a later batch had an older one.
         """
-        self._kept = self._cluster.routing.look(timeout_s)
+        route = self._cluster.routing.look(timeout_s)
+        self._kept = route if keeps else None
 
     def route(self, timeout_s: float) -> Route:
         """The route of the next block. Raises as `Routing.route`, and as `settle`."""

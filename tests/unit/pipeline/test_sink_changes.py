@@ -36,9 +36,9 @@ def other(clients: Clients) -> Iterator[Cluster]:
     routing.close()
 
 
-def task(cluster: Cluster, batch: int) -> SinkTask:
-    """A task of a streaming query, of which each process may run any."""
-    return SinkTask(cluster, OPTIONS, TaskPositions("q", batch, 0))
+def task(cluster: Cluster, batch: int, query: str = "q", *, of_stream: bool = True) -> SinkTask:
+    """A task of a streaming query, of which each process may run any, or of a write."""
+    return SinkTask(cluster, OPTIONS, TaskPositions(query, batch, 0), of_stream=of_stream)
 
 
 def rows(value: int) -> list[pa.Table]:
@@ -59,12 +59,18 @@ def versions(clients: Clients) -> set[int]:
     return {message.body.slot_table_version for _, message in clients.messages() if isinstance(message.body, Write)}
 
 
-def test_a_process_that_has_not_read_of_a_change_writes_no_older_rank(clients: Clients, other: Cluster) -> None:
-    """The batch before had the new table, in another process: rows by the older one would lose against its rows."""
+@pytest.mark.parametrize("of_stream", [True, False])
+def test_a_process_that_has_not_read_of_a_change_writes_no_older_rank(
+    clients: Clients, other: Cluster, of_stream: bool
+) -> None:
+    """The batch before had the new table, in another process: rows by the older one would lose against its rows.
+
+    So it is with one write after the other.
+    """
     assert clients.cluster.slot_table.version == other.slot_table.version == 1
     join(clients)
-    task(clients.cluster, 0).write_tables(rows(1))
-    task(other, 1).write_tables(rows(2))
+    task(clients.cluster, 0, "first", of_stream=of_stream).write_tables(rows(1))
+    task(other, 1, "second", of_stream=of_stream).write_tables(rows(2))
     assert versions(clients) == {2}
     assert clients.visible() == expected(2)
 
@@ -83,6 +89,21 @@ def test_an_attempt_keeps_its_table(clients: Clients, other: Cluster) -> None:
     task(clients.cluster, 0).write_tables(slow())
     assert clients.cluster.slot_table.version == 2
     assert versions(clients) == {1}
+
+
+def test_a_long_write_follows_the_changes(clients: Clients) -> None:
+    """No batch comes after it, and former holders need not hand over what it writes for hours."""
+
+    def slow() -> Iterator[pa.Table]:
+        first, second = rows(1)
+        yield first
+        join(clients)
+        clients.cluster.routing.look(10.0)
+        yield second
+
+    task(clients.cluster, 1, of_stream=False).write_tables(slow())
+    assert versions(clients) == {1, 2}
+    assert clients.visible() == expected(1)
 
 
 def test_an_attempt_takes_the_newest_table_when_a_group_has_ended(clients: Clients) -> None:
