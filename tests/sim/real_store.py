@@ -134,8 +134,13 @@ class RealStore(Store):
             raise StoreFull("the disk is full") from error
         held = self._rows()
         run()
-        left_out = isinstance(job, DropJob) or (isinstance(job, CompactJob) and self._rows() < held)
-        self.note(max(disk.sealed.ahead_version, job.version if left_out else 0))
+        ahead_version = 0
+        if isinstance(job, DropJob):
+            ahead_version = job.version
+        elif isinstance(job, CompactJob) and self._rows() < held:
+            # A merge leaves out what deletes of before its record have hidden.
+            ahead_version = job.version - 1
+        self.note(max(disk.sealed.ahead_version, ahead_version))
         disk.step_hook("committed")
 
 

@@ -53,11 +53,11 @@ def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON, files: Fil
         gc.enable()
 
 
-def run_real_seeds(seeds: Iterable[int]) -> None:
+def run_real_seeds(seeds: Iterable[int], faults: tuple[str, ...] = REAL) -> None:
     """The same over real stores, in memory where the machine has a directory for that."""
     for seed in _chosen(seeds):
         with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
-            run_seeds([seed], REAL, partial(RealFiles, root=Path(root)))
+            run_seeds([seed], faults, partial(RealFiles, root=Path(root)))
 
 
 def _chosen(seeds: Iterable[int]) -> Iterable[int]:
@@ -115,14 +115,15 @@ def test_an_accepted_gap_is_continued() -> None:
 @pytest.mark.timeout(600)
 def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
     """It is cut or made again, also before an accepted gap was read; each of these seeds has shown another defect."""
-    run_seeds((0, 13, 42, 46, 98, 185, 332, 618), LOST_AGAIN)
+    run_seeds((0, 13, 42, 46, 98, 185, 332, 618, 1236), LOST_AGAIN)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 def test_many_logs_that_are_lost_again_and_again() -> None:
-    """The soak test of the same."""
+    """The soak test of the same, also over real stores."""
     run_seeds(range(800), LOST_AGAIN)
+    run_real_seeds(range(400), LOST_AGAIN)
 
 
 def test_nobody_passes_a_record_of_a_later_build() -> None:
@@ -141,6 +142,11 @@ def test_no_schedule_breaks_an_invariant_of_real_stores(first: int) -> None:
 def test_files_may_be_ahead_of_their_state_or_damaged() -> None:
     """Copies whose merges lack rows of a delete that is yet to come (142), scans of damaged files (1029, 1095)."""
     run_real_seeds((142, 1029, 1095))
+
+
+def test_lost_logs_of_real_stores_are_continued() -> None:
+    """Files that are ahead by a merge alone are read (68); a member journals records behind a gap before it (397)."""
+    run_real_seeds((68, 397), LOST_AGAIN)
 
 
 @pytest.mark.soak

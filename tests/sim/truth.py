@@ -6,7 +6,7 @@ hash of a record are those that ship.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.connectors.log.port import Record
 from headrace.consumers.replication.group_state import SEAL_BYTES_DEFAULT, SEAL_ROWS_DEFAULT
@@ -45,7 +45,7 @@ class Truth:
         self.written: dict[tuple[int, int], TruthRecord] = {}
         self.digests: dict[tuple[int, int], bytes] = {}
         self.uncounted: dict[tuple[int, int], TruthRecord] = {}
-        """What `written` would be of the present log, had nobody accepted a gap in it."""
+        """What `written` would be of the present log, had nobody accepted the newest gap in it."""
         self.claimants: set[tuple[str, str]] = set()
         self.drops: list[Drop] = []
         self.made_again(topic_id)
@@ -66,6 +66,7 @@ class Truth:
 
     def _begin(self) -> None:
         self.uncounted = {}
+        self._as_is: tuple[int, bytes] | None = None
         self.version, self.chain, self.epoch, self.frontier = 0, NO_CHAIN, 0, 0
         self._base = "", 0
         self.leader: Leadership | None = None
@@ -85,25 +86,36 @@ class Truth:
         if gap is not None and is_new and gap.topic_id == self.topic_id and gap.anchor.chain in self.by_chain:
             self._join(gap)
         else:
-            self._take(record)
+            self._take(record, self.topic_id)
+        if self._as_is is not None:
+            self._count_as_is(record, *self._as_is)
+
+    def _count_as_is(self, record: Record, version: int, chain: bytes) -> None:
+        """A member may have journaled what is behind a gap before it reads that the gap was accepted."""
+        number = self._number
+        if number is not None and (found := self.written.get((number, record.offset))) is not None:
+            self.uncounted[number, record.offset] = replace(found, version=version + 1, before=chain)
+        self._as_is = version + 1, next_chain(chain, record_digest(record.value))
 
     def _join(self, gap: Gap) -> None:
         """The log continues behind an anchor of another history, at an offset of this one."""
-        path, chain = list[Record](), gap.anchor.chain
+        path, chain = list[TruthRecord](), gap.anchor.chain
         while chain != NO_CHAIN:
-            path.append(self.by_chain[chain].record)
+            path.append(self.by_chain[chain])
             chain = self.by_chain[chain].before
         present = {record.offset: record for record in self._log}
         places = self.written.items()
         uncounted = {place: found for place, found in places if present.get(found.offset) is found.record}
+        as_is = self.version, self.chain
         self._begin()
-        self.uncounted = uncounted
+        self.uncounted, self._as_is = uncounted, as_is
         self._base = gap.topic_id, gap.resume_offset
-        for record in reversed(path):
-            self._take(record)
+        for each in reversed(path):
+            # What was acknowledged was in that topic, also if it is not the present one.
+            self._take(each.record, each.topic_id)
         for record in self._log:
             if record.offset >= gap.resume_offset:
-                self._take(record)
+                self._take(record, self.topic_id)
 
     @staticmethod
     def _gap_of(record: Record) -> Gap | None:
@@ -113,7 +125,7 @@ class Truth:
             return None
         return body if isinstance(body, Gap) else None
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, topic_id: str) -> None:
         before, self.version, digest = self.chain, self.version + 1, record_digest(record.value)
         self.chain = next_chain(before, digest)
         self._unsealed = (self._unsealed[0], self._unsealed[1] + len(record.value))
@@ -122,7 +134,7 @@ class Truth:
         if self._unsealed[0] >= self._limits[0] or self._unsealed[1] >= self._limits[1]:
             self._seal()
         found = TruthRecord(
-            self.topic_id,
+            topic_id,
             record,
             self.version,
             record.offset,
