@@ -130,7 +130,7 @@ def test_a_client_that_writes_follows_the_log(cluster: Growing, routing: Members
 def test_a_client_that_writes_learns_of_a_table_at_once(
     cluster: Growing, routing: MembershipRouting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it knows of the change: it does not wait for the look after the next."""
+    """Once it knows of the change it waits for no further look."""
     cluster.begin(ChangeKind.ADD, "n5")
     cluster.log.create_topic(TOPICS.forward("n5", 2), {})
     assert routing.route.table.version == 1
