@@ -33,7 +33,7 @@ from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan
 from headrace.consumers.recovery.progress import Recovery, TransferStopped
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, Event, State
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, StoreDamaged
 from headrace.schemas.errors import HeadraceError
@@ -266,8 +266,10 @@ class RecoveryCoordinator:
         snapshot = fetch(self._environment.source(url, group.name), directory, recovery, own=own)
         if (snapshot.group, snapshot.topic_id) != (group.name, self._environment.topic_id(topic)):
             raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
-        check_copy(directory, snapshot, group.key)
-        self._check_source(topic, group, snapshot, source, url)
+        base = check_copy(directory, snapshot, group.key)
+        # A log with a gap proves nothing, also while this replica has yet to read the gap.
+        if base != LogBase() or not self._is_of_log(topic, group, snapshot, url):
+            self._check_source(group, snapshot, source)
         # Read again after the copy: while it ran, a leader that did not see this node alive may have trimmed
         # past its end.
         begin = self._log.describe(topic).begin
@@ -290,11 +292,10 @@ class RecoveryCoordinator:
                 f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
             )
 
-    def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str, url: str) -> None:
-        """Compare the copy's chain with that of the log as far as it proves something, else with another member's.
+    def _is_of_log(self, topic: str, group: Group, snapshot: Snapshot, url: str) -> bool:
+        """Compare the copy's chain with that of the log; False where the log does not prove it.
 
-        Raises SourceCorrupt, SourceFailed while it is not decided which of two members is wrong, and the errors of a
-        log that does not answer: it will, and no member is asked in its place.
+        Raises SourceCorrupt, and the errors of a log that does not answer: it will, and no member is asked in its place.
         """
         # The source may be wrong without knowing it. A member that was tampered with looks in sync until the
         # next sample of its chain, and a copy from it would spread the fault to a majority.
@@ -305,8 +306,11 @@ class RecoveryCoordinator:
             # A log that was cut proves nothing. One with a record that nobody can read does, up to that record.
             if (compared or known.unreadable) and chain not in (known.chain.hex(), ""):
                 raise SourceCorrupt(f"its chain at version {known.version} is not that of the log")
-            if compared:
-                return
+            return compared
+        return False
+
+    def _check_source(self, group: Group, snapshot: Snapshot, source: str) -> None:
+        """Compare the copy's chain with another member's. Raises SourceFailed: it is not decided which is wrong."""
         for status in self._environment.live(group):
             if status.node not in (self._environment.node, source) and status.durable_offset >= 0 and status.http:
                 chain = self._chain_of(status.http, group, snapshot.version)
@@ -321,8 +325,8 @@ class RecoveryCoordinator:
         return chain.hex() if chain is not None else ""
 
 
-def check_copy(directory: Path, snapshot: Snapshot, key: str) -> None:
-    """Open the copy as a store and compare it with its listing. Raises SourceCorrupt."""
+def check_copy(directory: Path, snapshot: Snapshot, key: str) -> LogBase:
+    """Open the copy as a store and compare it with its listing; where its log begins. Raises SourceCorrupt."""
     try:
         store = Store.open(directory, key)
     except StoreDamaged as error:
@@ -345,3 +349,4 @@ def check_copy(directory: Path, snapshot: Snapshot, key: str) -> None:
         )
     if found != listed:
         raise SourceCorrupt("the segments of the index are not those of the listing")
+    return state.base

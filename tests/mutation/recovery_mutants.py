@@ -138,14 +138,15 @@ RECOVERY = (
     Mutant(
         "copy_installed_without_opening_it",
         "recovery/coordinator.py",
-        "        check_copy(directory, snapshot, group.key)\n",
-        "",
+        "base = check_copy(directory, snapshot, group.key)\n",
+        "base = LogBase()\n",
         (COPIES,),
     ),
     Mutant(
         "chain_of_a_copy_not_compared",
         "recovery/coordinator.py",
-        "        self._check_source(topic, group, snapshot, source, url)\n",
+        "        if base != LogBase() or not self._is_of_log(topic, group, snapshot, url):\n"
+        "            self._check_source(group, snapshot, source)\n",
         "",
         (COPIES,),
     ),

@@ -234,6 +234,7 @@ def files_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 def copies_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Six: a copy is taken from a member that is wrong."""
+    patch.setattr(RecoveryCoordinator, "_is_of_log", lambda *_of: True)
     patch.setattr(RecoveryCoordinator, "_check_source", lambda *_of: None)
 
 

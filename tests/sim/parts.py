@@ -33,14 +33,14 @@ from headrace.consumers.replication import (
     replica,
     topic_identity,
 )
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
 from headrace.consumers.wal import WriteAheadLog
 from headrace.schemas.framing import format_headers
 from tests.sim import rows
 from tests.sim.broker import SimLog
-from tests.sim.disk import SealedRows
+from tests.sim.disk import SealedRows, sealed_state
 from tests.sim.model_store import ModelStore
 from tests.sim.world import InvariantBroken
 
@@ -249,12 +249,13 @@ class SimFiles:
         observer.file_done()
         return snapshot
 
-    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> None:
+    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> LogBase:
         """See coordinator.check_copy."""
         fetched = self.node(directory).fetched
         assert fetched is not None
         if fetched.frontier != snapshot.version:
             raise SourceFailed("another copy")
+        return sealed_state(fetched.state).base
 
     def is_committed(self, directory: Path, _group: str) -> bool:
         """See file_copy.is_committed."""

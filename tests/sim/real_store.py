@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from headrace.connectors.files import Buffer
 from headrace.consumers.recovery import coordinator, file_copy
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
 from headrace.consumers.store import (
     CompactJob,
@@ -216,9 +216,9 @@ class RealFiles(SimFiles):
         receiver.fetched = SealedRows(state.to_bytes(), found.version, ahead_version=ahead_version)
         return found
 
-    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> None:
+    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> LogBase:
         """See coordinator.check_copy."""
-        self._check_copy(directory, snapshot, key)
+        return self._check_copy(directory, snapshot, key)
 
     def commit_copy(self, directory: Path, group: str) -> None:
         """See file_copy.commit_copy."""

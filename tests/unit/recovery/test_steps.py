@@ -274,7 +274,7 @@ def test_own_durable_records_do_not_give_way_to_a_copy_that_ends_before_them(
     node = recovery.node
     copy = Snapshot("1", "g", node.topic_id(TOPIC), 3, 2, 1, NO_CHAIN.hex(), ())
     monkeypatch.setattr(coordinator, "fetch", lambda *_, **__: copy)
-    monkeypatch.setattr(coordinator, "check_copy", lambda *_: None)
+    monkeypatch.setattr(coordinator, "check_copy", lambda *_: LogBase())
     (node.directory / RECOVERING / "g").mkdir(parents=True)
     node.answering = True
     node.live_statuses = [replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=2)]
