@@ -10,7 +10,8 @@ import threading
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message
 
 from headrace.consumers.serve.http_protocol import HttpProtocol
 from headrace.schemas.errors import HeadraceError
@@ -135,6 +136,13 @@ class _Uvicorn(uvicorn.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        # Its first call imports modules, for 0.15 s beside queries. That would be in the first query that takes
+        # longer than others, and the loop would serve nobody meanwhile.
+        await Request({"type": "http"}, _no_message).is_disconnected()
+        await super().startup(sockets)
+
     async def main_loop(self) -> None:
         """See uvicorn.Server."""
         self._ended = asyncio.Event()
@@ -152,6 +160,10 @@ class _Uvicorn(uvicorn.Server):
         with contextlib.suppress(RuntimeError):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._ended.set)
+
+
+async def _no_message() -> Message:
+    return {"type": "http.request"}
 
 
 class _ToStructlog(logging.Handler):

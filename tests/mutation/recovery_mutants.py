@@ -193,6 +193,13 @@ RECOVERY = (
         (COPIES,),
     ),
     Mutant(
+        "copy_whose_log_has_a_gap_judged_by_the_log",
+        "recovery/coordinator.py",
+        "        if base != LogBase() or not self._is_of_log(",
+        "        if not self._is_of_log(",
+        (COPIES,),
+    ),
+    Mutant(
         "segments_of_a_copy_not_compared",
         "recovery/coordinator.py",
         "    if found != listed:\n",

@@ -14,7 +14,7 @@ from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S
 from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, commit_empty, digest_of
 from headrace.consumers.replication.group_health import Event, State
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
@@ -25,15 +25,18 @@ from tests.unit.statuses import STATUS
 from tests.unit.store.builders import write
 
 SEALED = 3
+FIRST_RECORD = LogBase()
 
 
 class Member:
-    """Member n2, whose files hold the first records of the log; `chain` is what it has read."""
+    """Member n2, whose files hold the first records of the log; `chain` is what it has read, `base` where it began."""
 
-    def __init__(self, directory: Path, recovery: Recovery, chain: bytes, group: str = "g") -> None:
+    def __init__(
+        self, directory: Path, recovery: Recovery, chain: bytes, group: str = "g", base: LogBase = FIRST_RECORD
+    ) -> None:
         self.directory = directory / "snapshot"
         self.during: Callable[[], None] = lambda: None
-        state = GroupState(version=SEALED, offset=SEALED - 1, chain=chain)
+        state = GroupState(version=SEALED, offset=SEALED - 1, chain=chain, base=base)
         store = Store.open(directory / "n2", group)
         write(store, 1, [({"host": "a"}, 1, {"busy": 1})])
         store.freeze(SEALED, 1, state.to_bytes()).run()
@@ -172,6 +175,22 @@ def test_without_the_whole_log_a_copy_is_compared_with_another_member(
         recovery.node.chains["http://n3", SEALED] = chain_of_log()
     assert agrees is bool(copy(recovery, member))
     assert [("http://n3", SEALED)] == [asked for asked in recovery.node.asked if asked[1] == SEALED]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_copy_whose_log_has_a_gap_is_compared_with_another_member(
+    recovery: Recovery, tmp_path: Path, agrees: bool
+) -> None:
+    """This replica has not read the gap, and to it the log is whole: it would call each right copy corrupt."""
+    read = b"y" * 16
+    base = LogBase(recovery.node.topic_id(TOPIC), SEALED - 1, SEALED - 1, b"z" * 16)
+    member = Member(tmp_path, recovery, read, base=base)
+    recovery.node.live_statuses = [source("n2"), replace(source("n3"), sealed_offset=1)]
+    recovery.node.chains = {("http://n3", SEALED): read if agrees else b"x" * 16}
+    assert agrees is bool(copy(recovery, member))
+    assert [("http://n3", SEALED)] == recovery.node.asked
+    recovery.clock.now_s += FAILED_EXCLUSION_S
+    assert "n2" in [each.node for each in recovery.coordinator._sources(TOPIC, recovery.node.group)]
 
 
 @pytest.mark.parametrize("agrees", [True, False])

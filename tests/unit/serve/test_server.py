@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -120,3 +123,27 @@ def test_requests_behind_one_another_are_answered(node: FakeNode) -> None:
             found += part
     assert 6 == found.count(b"HTTP/1.1 200")
     server.stop()
+
+
+FIRST_LOOK = """
+import json, sys, httpx
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from headrace.consumers.serve.server import Server
+
+async def look(request):
+    before = set(sys.modules)
+    gone = await request.is_disconnected()
+    return JSONResponse([gone, sorted(set(sys.modules) - before)])
+
+server = Server(Starlette(routes=[Route("/", look)]))
+sys.stdout.write(httpx.get(server.start()).text)
+server.stop()
+"""
+
+
+def test_the_first_look_for_a_client_that_has_left_imports_nothing() -> None:
+    """It is in the event loop, beside other requests: modules would stop these for as long as they are read."""
+    ran = subprocess.run([sys.executable, "-c", FIRST_LOOK], capture_output=True, text=True, timeout=60, check=True)
+    assert [False, []] == json.loads(ran.stdout)
