@@ -90,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         scratch = config.stash[SHARED] / "tmp"
         scratch.mkdir()
         os.environ["TMPDIR"] = str(scratch)
+        os.environ[OPTIONS_VARIABLE] = f"{os.environ.get(OPTIONS_VARIABLE, '')} -Djava.io.tmpdir={scratch}"
 
 
 def pytest_collection_finish() -> None:

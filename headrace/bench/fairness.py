@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -270,11 +271,9 @@ class _Clients:
     def both(self, url: str, settings: Mapping[str, Any], timeout_s: float | None = None) -> tuple[Shorts, float]:
         """Short queries while the long ones run; what they met, and the seconds of the long ones."""
         pending = self._ask_shorts(url, settings)
-        try:
-            taken_s = self.longs(url, timeout_s)
-        finally:
-            shorts = self._stopped(pending)
-        return shorts, taken_s
+        # Behind an error or an interrupt nobody waits for the short ones: they end with their process.
+        taken_s = self.longs(url, timeout_s)
+        return self._stopped(pending), taken_s
 
     def _ask_shorts(self, url: str, settings: Mapping[str, Any]) -> Any:
         self._stopping.clear()
@@ -290,6 +289,8 @@ def _client_begins(stopping: Any) -> None:
     """In each client: what ends the short queries."""
     global _stopping
     _stopping = stopping
+    # A terminal sends it to all processes. The first one ends the clients: one that ends by itself is replaced.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _ask_first(url: str) -> None:

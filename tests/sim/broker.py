@@ -166,8 +166,14 @@ class SimBroker:
             on_delivery(record.offset, None)
 
     def end_before(self, topic: str, now_ms: int) -> int:
-        """The end that a topic had right before a moment."""
-        return next((end for at_ms, name, end in reversed(self.ends) if name == topic and at_ms < now_ms), 0)
+        """The end that a topic had right before a moment, or within its millisecond, if that was a lower one."""
+        least: int | None = None
+        for at_ms, name, end in reversed(self.ends):
+            if name == topic and at_ms <= now_ms:
+                least = end if least is None else min(least, end)
+                if at_ms < now_ms:
+                    break
+        return least or 0
 
     def found(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, also right after the start of a broker."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.admin_client import most_advanced, unaware_of_loss
 from headrace.connectors.log.port import TopicState
+from headrace.consumers.recovery.log_gap import GapRefused
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FORMAT, FORMAT_HEADER, format_headers
@@ -306,10 +307,25 @@ class Faults:
         if found is not None and found.log_lost and not unaware_of_loss(statuses, found, known):
             best = self._simulation.nodes[found.node]
             with suppress(HeadraceError, OSError):
-                best.process.call(lambda: best.supervisor.accept_gap(TOPIC, None))
-                self._is_accepted = True
-                self._accepted_ms = self._world.now_ms
-                self._world.note(f"the gap is accepted at {best.name}")
+                self._accept_at(best, None)
+
+    def _accept_at(self, best: ClusterNode, resume_offset: int | None) -> None:
+        try:
+            best.process.call(lambda: best.supervisor.accept_gap(TOPIC, resume_offset))
+        except GapRefused:
+            if resume_offset is not None:
+                raise
+            self._accept_at(best, self._first_new_offset(best))
+            return
+        self._is_accepted = True
+        self._accepted_ms = self._world.now_ms
+        self._world.note(f"the gap is accepted at {best.name}")
+
+    def _first_new_offset(self, best: ClusterNode) -> int:
+        """What the refusal asks an operator for: the first record of the log that a member never had."""
+        log, history = self._simulation.broker.topics[TOPIC], self._simulation.truth.history(best.group.applied.chain)
+        known = {(each.offset, each.record.value) for each in history}
+        return next((each.offset for each in log.records if (each.offset, each.value) not in known), log.end)
 
     def _operate(self) -> None:
         self._accept("", next(iter(self._simulation.nodes.values())), 0)

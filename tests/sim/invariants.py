@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.receipts import end_of, receipt_of
@@ -38,6 +39,21 @@ DECIDED_BY_MS = OFFLINE_MS + 2_000
 _NONE: Mapping[Ignored, int] = {}
 
 
+class Promise(NamedTuple):
+    """What a node has confirmed: an offset, and the version there (or an earlier one), of a log that begins at `base`."""
+
+    offset: int = -1
+    version: int = 0
+    base: LogBase = LogBase()
+
+    def kept(self, version: int, offset: int, base: LogBase) -> bool:
+        """Whether a state has what was confirmed. Behind a gap offsets are those of another history."""
+        return offset >= self.offset if base == self.base else version >= self.version
+
+
+NOTHING = Promise()
+
+
 class Invariants:
     """Checks one schedule. The truth about a log is `Truth`, which shares no decision with the code under test."""
 
@@ -48,7 +64,7 @@ class Invariants:
         self._ignored: dict[str, tuple[Group, Mapping[Ignored, int]]] = {}
         self._served: dict[str, int] = {}
         # By node and topic id: an offset of one log means nothing in another.
-        self._promises: dict[tuple[str, str], int] = {}
+        self._promises: dict[tuple[str, str], Promise] = {}
         self._statuses_read = 0
         self._sent_ms: dict[str, int] = {}
         self._newest: dict[str, tuple[int, Status]] = {}
@@ -126,11 +142,22 @@ class Invariants:
                 sent_ms = status.sent_boot_ns // 1_000_000 - boot_ms
                 self._sent_ms[status.node] = max(self._sent_ms.get(status.node, 0), sent_ms)
                 current = node.started and status.store == node.identity.store
-                promise = status.node, status.topic_id
-                if current and status.durable_offset > self._promises.get(promise, -1):
-                    self._promises[promise] = status.durable_offset
+                if current:
+                    self._promise(node, status)
         self._statuses_read = len(records)
         self._drops()
+
+    def _promise(self, node: ClusterNode, status: Status) -> None:
+        """Note what a status has confirmed."""
+        known, base = self._promises.get((status.node, status.topic_id), NOTHING), node.group.replica.state.base
+        durable, version = node.log_consumer.durable_offset(TOPIC), node.log_consumer.durable_version(TOPIC)
+        # One that was sent before its node passed a gap, and arrives behind that, has the offset of another history.
+        newer = status.durable_offset > known.offset if base == known.base else status.durable_offset <= durable
+        if newer:
+            exact = status.durable_offset == durable
+            self._promises[status.node, status.topic_id] = Promise(
+                status.durable_offset, version if exact else known.version, base
+            )
 
     def _drops(self) -> None:
         """What was dropped was old by the true time: some clocks are a year ahead."""
@@ -159,8 +186,9 @@ class Invariants:
         # A group that stops at a record of its journal follows nothing, and the journal keeps what it holds.
         stopped = group.health.holds(State.STOPPED)
         excused = group.health.conditions.recovery is not None or node.identity.wrong or stopped
+        kept = promised.kept(node.log_consumer.durable_version(TOPIC), found, group.replica.state.base)
         self.require(
-            found >= promised or bool(excused),
+            kept or bool(excused),
             f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
 
@@ -312,15 +340,15 @@ class Invariants:
 
     # Answers.
 
-    def due(self, node: ClusterNode) -> tuple[int, int]:
-        """(version, offset) that an answer which begins now must reach: of earlier answers, and confirmed."""
+    def due(self, node: ClusterNode) -> tuple[int, Promise]:
+        """What an answer which begins now must reach: the version of earlier answers, and what is confirmed."""
         return self._served.get(node.name, 0), self._promised(node)
 
-    def _promised(self, node: ClusterNode) -> int:
-        return self._promises.get((node.name, node.identity.topics[TOPIC]), -1)
+    def _promised(self, node: ClusterNode) -> Promise:
+        return self._promises.get((node.name, node.identity.topics[TOPIC]), NOTHING)
 
     def _void(self, name: str) -> None:
-        self._promises = {promise: offset for promise, offset in self._promises.items() if promise[0] != name}
+        self._promises = {key: promise for key, promise in self._promises.items() if key[0] != name}
 
     def answer_begins(self, node: ClusterNode) -> None:
         """A node accepts a query: none of a fenced process, none on data that was found wrong."""
@@ -348,11 +376,12 @@ class Invariants:
             version >= files, f"{node.process.incarnation} answers at version {version} from files of version {files}"
         )
 
-    def answered(self, node: ClusterNode, found: tuple[int, int], due: tuple[int, int]) -> None:
+    def answered(self, node: ClusterNode, found: tuple[int, int], due: tuple[int, Promise]) -> None:
         """An answer is released: it is not older than an earlier one, nor than what its node had confirmed."""
         name = node.process.incarnation
         self.answer_begins(node)
-        self.require(found[1] >= due[1], f"{name} answers at offset {found[1]}, and had confirmed {due[1]}")
+        kept = due[1].kept(*found, node.group.replica.state.base)
+        self.require(kept, f"{name} answers at offset {found[1]}, and had confirmed {due[1]}")
         self.require(found[0] >= due[0], f"{name} answers at version {found[0]}, and had answered at {due[0]}")
         self._served[node.name] = max(found[0], self._served.get(node.name, 0))
 

@@ -11,6 +11,7 @@ from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from tests.sim.stubs import GROUP
 
 if TYPE_CHECKING:
+    from tests.sim.invariants import Promise
     from tests.sim.node import ClusterNode
     from tests.sim.simulation import Simulation
 
@@ -36,7 +37,7 @@ class Reads:
                 self._wait(node, fence, self._simulation.invariants.due(node), ATTEMPTS_MAX)
         self._world.after(self._world.random.uniform(20, 350), self.begin)
 
-    def _wait(self, node: ClusterNode, fence: LocalFence, due: tuple[int, int], attempts: int) -> None:
+    def _wait(self, node: ClusterNode, fence: LocalFence, due: tuple[int, Promise], attempts: int) -> None:
         group = node.group
         if group.applied.offset < fence.confirmed[GROUP]:
             if attempts:
@@ -49,7 +50,7 @@ class Reads:
         # A task of the process: one that is stopped continues here, and one that is killed never answers.
         node.process.once(self._world.random.choice((1, 5, 30, 300)), action)
 
-    def _end(self, node: ClusterNode, fence: LocalFence, found: tuple[int, int], due: tuple[int, int]) -> None:
+    def _end(self, node: ClusterNode, fence: LocalFence, found: tuple[int, int], due: tuple[int, Promise]) -> None:
         with suppress(AnswerStale):
             fence.check()
             self._simulation.invariants.answered(node, found, due)

@@ -99,10 +99,7 @@ class Truth:
 
     def _join(self, gap: Gap) -> None:
         """The log continues behind an anchor of another history, at an offset of this one."""
-        path, chain = list[TruthRecord](), gap.anchor.chain
-        while chain != NO_CHAIN:
-            path.append(self.by_chain[chain])
-            chain = self.by_chain[chain].before
+        history = self.history(gap.anchor.chain)
         present = {record.offset: record for record in self._log}
         places = self.written.items()
         uncounted = {place: found for place, found in places if present.get(found.offset) is found.record}
@@ -110,12 +107,20 @@ class Truth:
         self._begin()
         self.uncounted, self._as_is = uncounted, as_is
         self._base = gap.topic_id, gap.resume_offset
-        for each in reversed(path):
+        for each in history:
             # What was acknowledged was in that topic, also if it is not the present one.
             self._take(each.record, each.topic_id)
         for record in self._log:
             if record.offset >= gap.resume_offset:
                 self._take(record, self.topic_id)
+
+    def history(self, chain: bytes) -> list[TruthRecord]:
+        """The records that a member with this chain has, the first one first."""
+        path = list[TruthRecord]()
+        while chain != NO_CHAIN:
+            path.append(self.by_chain[chain])
+            chain = self.by_chain[chain].before
+        return path[::-1]
 
     @staticmethod
     def _gap_of(record: Record) -> Gap | None:
