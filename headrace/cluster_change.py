@@ -7,7 +7,7 @@ read from the membership log, so it does not matter which node leads meanwhile, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,16 @@ LOOK_INTERVAL_S = 0.1
 """Between two looks at the membership log at least."""
 CHANGE_PATH = "/api/v1/cluster/change"
 ENDED = (Phase.DONE, Phase.CANCELLED)
+START_NODES = "start the nodes that are down; headrace cluster show names them"
+CAUSE_CHARACTERS_MAX = 120
+
+
+def first_cause(causes: Sequence[str]) -> str:
+    """The first thing that a change waits for, and how many more there are; empty for none."""
+    if not causes:
+        return ""
+    first = causes[0] if len(causes[0]) <= CAUSE_CHARACTERS_MAX else f"{causes[0][: CAUSE_CHARACTERS_MAX - 1]}…"
+    return first + (f", and for {len(causes) - 1} more" if causes[1:] else "")
 
 
 class ChangeUnfinished(StateUnknown):
@@ -108,7 +118,7 @@ class ClusterChanges:
             # By the leader: the node that would join has sent no status, or sends none any more; or its former self,
             # which was removed, has sent one a moment ago.
             except (NodeUnreachable, ring.NodeExists) as error:
-                if joiner.passed() or (isinstance(error, ring.NodeExists) and not error.retriable):
+                if joiner.passed() or deadline.passed() or (isinstance(error, ring.NodeExists) and not error.retriable):
                     raise
                 if not waits:
                     todo = f"; {error.action}" if error.action else ""
@@ -151,7 +161,8 @@ class ClusterChanges:
             running = self.state.change
             if running is not None and running.request == name:
                 shown = ClusterReport(self.state, self._statuses.detector, self._follower.formal_ms).cluster()["change"]
-                slots_moved, bytes_moved = running.slots_total, shown["bytes_total"]
+                # The most that was seen: a group that leaves has no bytes any more once its last slot has moved.
+                slots_moved, bytes_moved = running.slots_total, max(bytes_moved, shown["bytes_total"])
                 on_progress(shown)
             if outcome is not None and outcome.phase in ENDED:
                 seconds = time.monotonic() - began_s
@@ -163,9 +174,9 @@ class ClusterChanges:
                     slots_moved = len(table.moved)
                 return ChangeResult(outcome.version, outcome.phase, slots_moved, bytes_moved, seconds)
             if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                causes = first_cause(shown.get("waiting_for", ())) or "its first record"
                 raise ChangeUnfinished(
-                    f"the change is in phase {shown.get('phase', 'unknown')} after {timeout_s:g} s; "
-                    f"it waits for {', '.join(shown.get('waiting_for', ())) or 'its first record'}",
+                    f"the change is in phase {shown.get('phase', 'unknown')} after {timeout_s:g} s; it waits for {causes}",
                     action="it continues: see headrace cluster show",
                 )
             self._look()
@@ -200,7 +211,7 @@ class ClusterChanges:
             if deadline.passed():
                 raise NoMajority(
                     "the metadata group has no leader: a majority of all nodes must be online",
-                    action="start the nodes that are down; headrace cluster show names them",
+                    action=START_NODES,
                     retriable=True,
                 )
             self._look()
@@ -255,6 +266,10 @@ def undecided(refused: NodeRefused) -> bool:
 def raised_by_leader(refused: NodeRefused) -> HeadraceError:
     """The error that the leader raised, under its own class where a request has one, else as NodeRefused."""
     document = refused.document
+    if document.get("kind") == NotMetadataLeader.__name__ and not document.get("leader", {}).get("node"):
+        return NoMajority(
+            f"the metadata group has no leader: {document['message']}", action=START_NODES, retriable=True
+        )
     known = _REFUSALS.get(str(document.get("kind", "")))
     if known is None:
         return refused

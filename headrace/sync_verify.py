@@ -31,6 +31,7 @@ from headrace.consumers.sync.owners import OwnersInMemory
 from headrace.consumers.sync.source_store import CentreNotHere
 from headrace.consumers.sync.topics import NotACentre, cluster_identity
 from headrace.node_client import NodeClient
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.table_documents import table_schema
 from headrace.schemas.tables import TableSchema
 
@@ -69,6 +70,10 @@ class SyncComparison:
     days: tuple[DayVerdict, ...]
     days_skipped: int
     unsent: Unsent
+
+
+class DatabaseNotHere(HeadraceError):
+    """A database of which a store has no table: nothing of it can be compared."""
 
 
 class EdgeNode:
@@ -143,14 +148,21 @@ def compare_store(
 ) -> SyncComparison:
     """Compare every wanted day of every table of a store.
 
-    Raises CentreNotHere, NotACentre, NodeUnreachable, NodeRefused, LogUnavailable, and a QueryError of a node.
+    Raises DatabaseNotHere, CentreNotHere, NotACentre, NodeUnreachable, NodeRefused, LogUnavailable, and a QueryError of
+    a node.
     """
     sender, before = edge.sender(), edge.unsent()
     owners, comparison = centre.owners(), _Comparison(edge.client, centre.client, centre.newest())
     there = {(each.database, each.table): each for each in comparison.tables(centre.client)}
     days: list[DayVerdict] = []
     skipped = 0
-    for schema in comparison.tables(edge.client):
+    here = comparison.tables(edge.client)
+    if missing := sorted(set(wanted.databases) - {each.database for each in here}):
+        known = ", ".join(sorted({each.database for each in here})) or "none"
+        raise DatabaseNotHere(
+            f"the store at {edge.client.url} has no table in database {missing[0]!r}", action=f"its databases: {known}"
+        )
+    for schema in here:
         if wanted.databases and schema.database not in wanted.databases:
             continue
         note(f"comparing {schema.database}.{schema.table}")

@@ -6,7 +6,8 @@ and nothing else is loaded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,8 +15,11 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    InputPartition,
 )
 from pyspark.sql.types import StructType
+
+from headrace.schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.pipeline.source_options import WriteOptions
@@ -55,6 +59,12 @@ class HeadraceDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The stream source."""
+        try:
+            return self._stream_reader(schema)
+        except HeadraceError as error:
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from headrace.pipeline.cluster_view import table_of
         from headrace.pipeline.source_columns import chosen_schema, source_schema
         from headrace.pipeline.source_options import stream_options
@@ -87,3 +97,35 @@ class HeadraceDataSource(DataSource):
                 action='use mode("append"); headrace delete removes rows, and rows of equal tags and time replace',
             )
         return write_options(self.options)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A stream source that cannot be opened, and says so when it is first asked.
+
+    PySpark stops the reader behind any error. Where none was made, that is an error of its own, and the last that a
+    user sees.
+    """
+
+    def __init__(self, error: HeadraceError) -> None:
+        self._error = error
+
+    def _refuse(self) -> NoReturn:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        self._refuse()
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raises the error."""
+        del start, end
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Raises the error."""
+        del partition
+        self._refuse()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.connectors.formats.time_rules import check_resolution
 from headrace.pipeline.schema_match import check_table_name, columns_of, matches, oldest_match
@@ -28,6 +29,10 @@ BLOCK_BYTES_MAX = 48 * 1024 * 1024
 
 class TimeMissing(HeadraceError):
     """Rows without a time."""
+
+
+class RowsRepeat(HeadraceError):
+    """Rows of a new table without tags that share a time: they would replace each other."""
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ class SinkTask:
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskWritten:
         """Write all rows, and wait for the log.
 
-        Raises TimeMissing, FormatError, SchemaError, TypeClash, RowTooLarge; WriteFailed and WriteUnknown.
+        Raises TimeMissing, RowsRepeat, FormatError, SchemaError, TypeClash, RowTooLarge; WriteFailed and WriteUnknown.
         """
         groups = len(self._cluster.slot_table.headers)
         return self.write_tables(blocks(batches, groups * MESSAGE_ROWS_MAX))
@@ -118,8 +123,10 @@ class SinkTask:
             check_table_name(tables.catalogue, target.database, target.table)
             tables.ensure_database(target.database)
             if tables.catalogue.newest(target.database, target.table).version == 0:
-                # Before a table is made that no row fits.
+                # Before a table is made that no row fits, or that keeps one row of many.
                 check_resolution(rows, target.name, self._options.resolution)
+                if not columns.tags:
+                    _check_distinct(rows, target.name)
             tables.ensure(
                 target.database, target.table, columns.tags, dict(columns.fields), resolution=self._options.resolution
             )
@@ -131,6 +138,16 @@ class SinkTask:
         self._routes.settle(FLUSH_TIMEOUT_S)
         self._sender.check()
         self._written.add(self._sender.written().items())
+
+
+def _check_distinct(rows: pa.Table, table: str) -> None:
+    repeated = rows.num_rows - pc.count_distinct(rows.column(TIME_COLUMN)).as_py()
+    if repeated:
+        raise RowsRepeat(
+            f"{repeated:,} of {rows.num_rows:,} rows for the new table {table} have the time of another one, and no "
+            "tags tell them apart: one would replace the other",
+            action='name the tags: option tags="a,b"',
+        )
 
 
 def blocks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.Table]:

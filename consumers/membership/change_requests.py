@@ -191,7 +191,7 @@ class ChangeRequests:
         try:
             planned = plan_change(state, wanted.request, nodes, wanted.balancer)
             check_carriers(planned, nodes)
-            change_record(planned, nodes, state.leader)
+            change_record(planned, nodes, state.leader, state.removed)
         except HeadraceError as error:
             raise self._refusal(wanted, error) from error
 

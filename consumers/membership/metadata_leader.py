@@ -150,7 +150,7 @@ def _begin(view: MetadataView, wanted: WantedChange, leadership: Leadership) -> 
     try:
         planned = plan_change(view.state, wanted.request, view.nodes, wanted.balancer)
         check_carriers(planned, view.nodes)
-        record = change_record(planned, view.nodes, leadership)
+        record = change_record(planned, view.nodes, leadership, view.state.removed)
     except HeadraceError as error:
         return MetadataDecision(Situation.REFUSING, error.message, leads=True, refusal=error)
     return MetadataDecision(Situation.BEGINNING, leads=True, record=record)

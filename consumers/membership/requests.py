@@ -5,7 +5,7 @@ A refusal changes nothing. The same checks answer `--dry-run`, which needs no li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.connectors.http import NodeUnreachable
@@ -148,15 +148,17 @@ def plan_change(
     return RunningChange(state.changes + 1, request.id, request.kind, node, "", table, after, rate=request.rate)
 
 
-def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadership) -> Change:
-    """The record that begins a planned change; the leader appends it.
+def change_record(
+    planned: RunningChange, nodes: NodesView, leadership: Leadership, removed: Collection[str] = ()
+) -> Change:
+    """The record that begins a planned change; the leader appends it. `removed`: former nodes, see MembershipState.
 
     Raises NodeUnreachable, NodeExists, SettingsDiffer, NothingToMove.
     """
     # No reader accepts a change without an effect: its sender would append it again and again.
     if planned.kind is ChangeKind.BALANCE and not planned.table.moved:
         raise NothingToMove("the groups have equal shares, and no slot moves", action="nothing is to be done")
-    store = _check_joiner(planned, nodes) if planned.kind is ChangeKind.ADD else ""
+    store = _check_joiner(planned, nodes, removed) if planned.kind is ChangeKind.ADD else ""
     return Change(
         leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes(), planned.rate
     )
@@ -248,9 +250,15 @@ def _check_formats(nodes: NodesView) -> None:
         )
 
 
-def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
+def _check_joiner(planned: RunningChange, nodes: NodesView, removed: Collection[str]) -> str:
     """The store of the node that joins."""
     found = {joiner.store: joiner for joiner in nodes.joiners if joiner.node == planned.node}
+    if not found and planned.node in removed:
+        raise NodeUnreachable(
+            f"node {planned.node} was removed, and no other one with this id runs",
+            action=f"start a new one: headrace node run --id {planned.node}, with an empty data directory; "
+            "then repeat this command",
+        )
     if not found:
         raise _unreachable(planned.node, nodes.silent_ms.get(planned.node))
     if len(found) > 1:

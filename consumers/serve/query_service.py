@@ -296,7 +296,7 @@ async def posted_json(request: Request) -> Mapping[str, Any]:
         raise RequestInvalid("the request is not JSON", action="send it with Content-Type: application/json")
     given = _parsed("the body", await _body(request))
     if not isinstance(given, dict):
-        raise RequestInvalid("the body is not a JSON object", action='send {"sql": "SELECT …"}')
+        raise RequestInvalid("the body is not a JSON object", action="send the parameters as one object")
     return given
 
 

@@ -27,7 +27,7 @@ def running_query_routes(node: NodeApi) -> list[Route]:
 
     return [
         Route("/api/v1/queries", queries, methods=["GET"]),
-        Route("/api/v1/queries/{id}", kill, methods=["DELETE"]),
+        Route("/api/v1/queries/{id:path}", kill, methods=["DELETE"]),
     ]
 
 

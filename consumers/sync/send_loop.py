@@ -18,7 +18,7 @@ from headrace.consumers.sync.centre_link import CentreLink, topic_ids
 from headrace.consumers.sync.send_round import SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.send_status import SendRate, sender_document
-from headrace.consumers.sync.sender import Sender, SenderName
+from headrace.consumers.sync.sender import NOTHING_SENT, Sender, SenderName
 from headrace.consumers.sync.sender_ports import StateUnwritable
 from headrace.consumers.sync.source_store import NodeStore
 from headrace.consumers.sync.state_directory import StateDirectory
@@ -95,7 +95,7 @@ class SendLoop:
             try:
                 sender, state = self._open(opened)
             except Stopped:
-                return {}
+                return {**NOTHING_SENT, "seconds": round(time.monotonic() - begin_s, 3)}
             try:
                 self._rounds(sender, state)
             except Stopped:

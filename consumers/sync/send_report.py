@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,30 @@ from headrace.consumers.sync.state_directory import (
     read_identity,
     sender_directories,
 )
+from headrace.schemas.errors import HeadraceError
+
+
+class FileUnknown(HeadraceError):
+    """A file that a sender does not know."""
+
+
+def check_files(directory: Path, files: Sequence[str]) -> None:
+    """Raises FileUnknown. A sender that runs has its state to itself: it names such a file when it reads the request."""
+    identity = read_identity(directory)
+    if not files or identity is None:
+        return
+    try:
+        state = StateDirectory.open(directory, identity.centre, identity.topics)
+    except DirectoryHeld:
+        return
+    try:
+        known = state.recover().files
+    finally:
+        state.close()
+    if unknown := [each for each in files if each not in known]:
+        raise FileUnknown(
+            f"sender {identity.sender} has no file {unknown[0]!r}", action="see headrace sync status, column file"
+        )
 
 
 def sender_documents(root: Path) -> list[dict[str, Any]]:

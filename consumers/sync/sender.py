@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,13 @@ STEPS = (
     "progress raised",
     "released",
 )
+
+
+NOTHING_SENT: Mapping[str, Any] = {
+    "sender": "",
+    **dict.fromkeys(("accepted", "rejected", "failed", "waiting", "bytes", "chunks_sent", "chunks_resent"), 0),
+}
+"""The counts of a run that ended before its sender was known."""
 
 
 class StoreForeign(HeadraceError):
@@ -336,6 +343,7 @@ class Sender:
         """Counts of this run, as `headrace sync send --json` prints them; files of the newest round that are left."""
         found = self.round
         return {
+            **NOTHING_SENT,
             "sender": self.who.sender,
             "accepted": self.counts.accepted,
             "rejected": self.counts.rejected,

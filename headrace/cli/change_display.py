@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 NOTE_INTERVAL_S = 10.0
 """A change that stays in one phase is described this often."""
-CAUSE_CHARACTERS_MAX = 120
 
 
 def remark(output: Output) -> Callable[[str], None]:
@@ -66,8 +65,7 @@ def progress_line(change: Mapping[str, Any]) -> str:
     what = "groups" if change["phase"] == "pre" else "slots"
     reach = f"{change[f'{what}_done']:,} of {change[f'{what}_total']:,} {what} done"
     left = f", about {change['eta_s']:,} s left" if change["eta_s"] >= 0 else ""
-    causes = list(change["waiting_for"])
-    if not causes:
-        return reach + left
-    first = causes[0] if len(causes[0]) <= CAUSE_CHARACTERS_MAX else f"{causes[0][: CAUSE_CHARACTERS_MAX - 1]}…"
-    return f"{reach}{left}; waits for {first}" + (f", and for {len(causes) - 1} more" if causes[1:] else "")
+    from headrace.cluster_change import first_cause
+
+    causes = first_cause(change["waiting_for"])
+    return f"{reach}{left}; waits for {causes}" if causes else reach + left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from headrace.cli.generate import parse_start
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import ClusterSession, cluster_session
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import Output
 from headrace.terminal.sizes import short_bytes
@@ -212,8 +214,11 @@ class ChangeOptions:
 
 
 def _change(output: Output, options: ChangeOptions, opened: Any) -> None:
-    if options.timeout_s is not None and options.timeout_s <= 0:
+    # Neither is true of `nan`.
+    if options.timeout_s is not None and not 0 < options.timeout_s < math.inf:
         raise UsageInvalid(f"--timeout {options.timeout_s:g} is no time to wait", action="give seconds above 0")
+    if options.kind != "balance" and not options.node:
+        raise UsageInvalid("the name of the node is empty", action=f"name it: headrace cluster {options.kind} NODE")
     with opened as (session, report):
         found = _planned(session, report, options)
         if not options.dry_run:
@@ -237,7 +242,7 @@ def _planned(session: ClusterSession, report: ClusterReport, options: ChangeOpti
 
 def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) -> None:
     """Send the request, and follow the change with a line a phase, or a bar on a terminal."""
-    from headrace.cluster_change import ChangeResult, ClusterChanges
+    from headrace.cluster_change import ANSWER_TIMEOUT_S, ChangeResult, ClusterChanges
     from headrace.consumers.membership.requests import NothingToMove
     from headrace.consumers.membership.running_change import Phase
 
@@ -248,7 +253,8 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
         request["rate"] = options.rate
     with closing(ClusterChanges(session.log, session.topics)) as changes:
         try:
-            outcome = changes.begin(request, on_wait=remark(output))
+            answer_s = min(ANSWER_TIMEOUT_S, options.timeout_s or ANSWER_TIMEOUT_S)
+            outcome = changes.begin(request, answer_s, on_wait=remark(output))
         except NothingToMove:
             done = ChangeResult(session.slot_table.version, Phase.DONE, 0, 0, 0.0)
             output.result(done.document(), f"{options.kind}: the groups have equal shares, and no slot moves")
@@ -275,7 +281,11 @@ def _checked_time(slot: int | None, database: str | None, time: str | None, buck
         raise UsageInvalid("--database and --time belong together: they give the time slice", action="give both")
     if bucket is not None and database is None:
         raise UsageInvalid("--bucket is of a database", action="give --database and --time too")
-    return None if time is None else parse_start(time, "--time")
+    if time is None:
+        return None
+    if not ROW_TIME_MIN_NS <= (time_ns := parse_start(time, "--time")) <= ROW_TIME_MAX_NS:
+        raise UsageInvalid(f"--time {time} is a time that no row has", action="give one of the years 1677 to 2262")
+    return time_ns
 
 
 def _slots_of(session: ClusterSession, name: str, time_ns: int, bucket: int | None) -> list[int]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +15,7 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Set
 from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
 from headrace.consumers.node.allocator import keep_freed
-from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 
 if TYPE_CHECKING:
     from headrace.consumers.sync.send_loop import SendOptions
@@ -65,7 +68,7 @@ def send(
     With --once it ends with 0 when all was accepted, 3 when files were rejected or left, 1 on a failure.
     """
     code = 0
-    with run_command(json_output, patient=True) as output:
+    with run_command(json_output) as output:
         from headrace.consumers.sync.send_loop import SendLoop, SendOptions
         from headrace.settings import load_settings
 
@@ -84,11 +87,9 @@ def send(
             md5=_is_md5(digest),
             kafka=loaded.kafka,
         )
-        figures = _send(SendLoop, options, output)
-        if figures:
-            left = figures["rejected"] or figures["failed"] or figures["waiting"]
-            code = EXIT_LEFT if once and left else 0
-            output.result(figures)
+        figures, received = _send(SendLoop, options, output)
+        output.result(figures)
+        code = _send_code(figures, received, once=once)
     raise typer.Exit(code)
 
 
@@ -124,9 +125,11 @@ def resend(
 ) -> None:
     """Let a sender send files again, also those that were rejected; loading twice changes nothing."""
     with run_command(json_output) as output:
+        from headrace.consumers.sync.send_report import check_files
         from headrace.consumers.sync.state_directory import find_sender, request_resend
 
         directory = find_sender(data_dir or default_root(), sender)
+        check_files(directory, file or [])
         request_resend(directory, list(file) if file else None)
         what = ", ".join(file) if file else "everything"
         output.result(
@@ -181,15 +184,31 @@ def _node_url(node: str) -> str:
     return NodeClient(node).url
 
 
-def _send(loop: Any, options: SendOptions, output: Output) -> dict[str, Any]:
+def _send_code(figures: Mapping[str, Any], received: int, *, once: bool) -> int:
+    if received == signal.SIGINT:
+        return EXIT_INTERRUPTED
+    left = figures["rejected"] or figures["failed"] or figures["waiting"]
+    # One that was stopped does not know what is left: its round may not have begun.
+    return EXIT_LEFT if once and (left or received) else 0
+
+
+def _send(loop: Any, options: SendOptions, output: Output) -> tuple[dict[str, Any], int]:
+    """The counts of a run, and the signal that has ended it, 0 for none."""
+    from headrace.consumers.sync.sender import NOTHING_SENT
     from headrace.terminal.stop_signals import stop_signals
 
     # Chunks are allocated and freed by the megabyte.
     keep_freed(KEPT_BYTES_MAX)
+    began_s = time.monotonic()
     with stop_signals(output.note) as signals, output.progress("sending", None, "B") as advance:
-        signals.begin_work()
-        figures: dict[str, Any] = loop(options, _Watcher(output, signals, advance)).run()
-    return figures
+        try:
+            figures: dict[str, Any] = loop(options, _Watcher(output, signals, advance)).run()
+        except KeyboardInterrupt:
+            # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
+            if signals.received == signal.SIGINT:
+                raise
+            figures = {**NOTHING_SENT, "seconds": round(time.monotonic() - began_s, 3)}
+    return figures, signals.received
 
 
 class _Watcher:
@@ -210,6 +229,8 @@ class _Watcher:
             self._output.note(line)
 
     def progress(self, sent_bytes: int, total_bytes: int) -> None:
+        # Before the first round nothing has begun, and a signal interrupts at once.
+        self._signals.begin_work()
         # A new round begins with nothing sent: the bar continues behind the one before.
         step = sent_bytes - self._shown
         self._shown = sent_bytes

@@ -146,9 +146,9 @@ class SyncSite:
         """Whether a file is in its middle."""
         return any(each["state"] == "sending" and each["chunk"] > 0 for each in self.document()["files"])
 
-    def verify(self, cluster: LocalCluster) -> tuple[int, dict[str, Any]]:
+    def verify(self, cluster: LocalCluster, *options: str) -> tuple[int, dict[str, Any]]:
         """Exit code and document of `headrace sync verify`."""
-        where = ("--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap)
+        where = ("--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, *options)
         done = run_forked("sync", "verify", "--node", self.url, *where, "--json")
         return done.returncode, json.loads(done.stdout or done.stderr)
 

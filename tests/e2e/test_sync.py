@@ -276,6 +276,8 @@ def test_owners_survive_restarts_and_are_moved(broker: BrokerInfo, tmp_path: Pat
         assert 0 == again.returncode, again.stderr
         assert 0 == second.send_once()["rejected"]
         assert (0, True) == (second.verify(cluster)[0], second.verify(cluster)[1]["ok"])
+        code, refused = second.verify(cluster, "--databases", "plant,nope")
+        assert (1, "DatabaseNotHere") == (code, refused["error"]["type"])
         assert {second.sender} == set(owners(cluster).values())
         assert 1 == first.verify(cluster)[0]
 

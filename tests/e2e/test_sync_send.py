@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from headrace.connectors.kafka.broker import BrokerInfo
+from headrace.consumers.sync.send_report import FileUnknown, check_files
 from headrace.consumers.sync.sender import STEPS
+from headrace.consumers.sync.state_directory import StateDirectory
 from headrace.schemas.sync_records import SyncManifest, Verdict
 from tests.e2e.conftest import TryDisk
 from tests.e2e.fake_centre import FakeReceiver, make_centre
@@ -139,6 +142,50 @@ def test_a_rejected_file_and_a_restart_of_the_node(tmp_path: Path, broker: Broke
             assert running.wait(30) == 0
         again = "was sent again after it was accepted"
         found.receiver.problems = [each for each in found.receiver.problems if again not in each]
+
+
+@pytest.mark.parametrize(
+    ("number", "once", "code"),
+    [(signal.SIGTERM, True, 3), (signal.SIGTERM, False, 0), (signal.SIGINT, True, 130), (signal.SIGINT, False, 130)],
+)
+def test_a_sender_that_is_stopped_before_its_first_round(
+    tmp_path: Path, number: signal.Signals, once: bool, code: int
+) -> None:
+    """Nobody takes it for one that has sent everything; a service that is stopped has not failed."""
+    with socket.create_server(("127.0.0.1", 0)) as kafka:
+        # Nobody listens at the node: the centre is asked first.
+        command = [sys.executable, "-m", "headrace", "sync", "send", "--node", "127.0.0.1:1", "--to-cluster", "c"]
+        command += [
+            "--to-bootstrap",
+            f"127.0.0.1:{kafka.getsockname()[1]}",
+            "--data-dir",
+            str(tmp_path / "s"),
+            "--json",
+        ]
+        with subprocess.Popen(
+            [*command, *(["--once"] if once else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as running:
+            connection, _ = kafka.accept()
+            with connection:
+                running.send_signal(number)
+                printed, refused = running.communicate(timeout=60)
+    assert code == running.returncode
+    if number is signal.SIGINT:
+        assert ("", "Interrupted") == (printed, json.loads(refused)["error"]["type"])
+    else:
+        assert 0 == json.loads(printed)["accepted"]
+
+
+def test_a_file_that_a_sender_does_not_know_is_not_sent_again(tmp_path: Path) -> None:
+    """A wrong name is refused where it is given, and not noted in the log of a round that comes later."""
+    state = StateDirectory.open(tmp_path, "c", {})
+    state.recover()
+    # A sender that runs has its state to itself.
+    check_files(tmp_path, ["none"])
+    state.close()
+    with pytest.raises(FileUnknown, match="'none'"):
+        check_files(tmp_path, ["none"])
+    check_files(tmp_path, [])
 
 
 def test_a_full_disk_of_the_state_directory_is_waited_for(

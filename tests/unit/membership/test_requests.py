@@ -152,6 +152,14 @@ def test_who_asks_for_a_node_that_is_not_there_reads_what_to_do() -> None:
         assert "repeat this command" in raised.value.action
 
 
+def test_a_node_that_was_removed_needs_an_empty_directory() -> None:
+    """With the one that it had it ends at once, however often it is started."""
+    nodes = replace(ALL, joiners=[], silent_ms={"plant-6": 90_000})
+    with pytest.raises(NodeUnreachable, match="was removed") as raised:
+        change_record(planned(), nodes, LEADERSHIP, ("plant-6",))
+    assert "an empty data directory" in raised.value.action
+
+
 def test_the_record_of_a_change_counts() -> None:
     """It carries the store of the joiner, its place on the ring, and the whole table."""
     state = state_of()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pyspark.sql.types import TimestampNTZType as Timestamp
 from headrace.connectors.formats.interface import TimeRangeError
 from headrace.pipeline.data_source import HeadraceDataSource
 from headrace.pipeline.sink import SinkRefused, check_columns
-from headrace.pipeline.sink_task import TimeMissing, blocks
+from headrace.pipeline.sink_task import RowsRepeat, TimeMissing, blocks
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import QuorumTooLarge
 from headrace.schemas.tables import TypeClash
@@ -87,6 +88,23 @@ def test_rows_that_no_table_takes_are_refused(batch: pa.RecordBatch, error: type
     with pytest.raises(error):
         scene.write([batch], batch=1)
     assert before == scene.values()
+
+
+@pytest.mark.parametrize("tags", [(), ("host",)])
+def test_rows_of_a_new_table_that_would_replace_each_other_are_refused(tags: tuple[str, ...]) -> None:
+    """Without tags all rows are one series: of those that share a time one would be left, and nobody would know."""
+    scene = new_scene()
+    batch = rows(0, 6, time=pa.array([0, 0, 1, 1, 2, 3], pa.timestamp("us")))
+    new = replace(TARGET, table="new")
+    if tags:
+        assert 6 == scene.write([batch], target=new, tags=tags).rows
+        return
+    with pytest.raises(RowsRepeat, match=r"2 of 6 rows for the new table db\.new"):
+        scene.write([batch], target=new, tags=())
+    assert [] == scene.values()
+    # Where the table is there, to replace rows is what it is for.
+    scene.cluster.tables.ensure("db", "new", (), {})
+    assert 6 == scene.write([batch], target=new, tags=()).rows
 
 
 def test_a_quorum_that_no_group_has_is_refused_before_the_first_row() -> None:

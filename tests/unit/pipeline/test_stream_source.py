@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
@@ -18,9 +19,10 @@ from headrace.consumers.membership.refusal import refuse_record
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline import log_follower, stream_source
 from headrace.pipeline.checkpoint import CheckpointForeign
+from headrace.pipeline.data_source import HeadraceDataSource
 from headrace.pipeline.log_follower import LogTrimmed, RowsDeleted, TableAwaited
 from headrace.pipeline.source_columns import ColumnUnknown, source_schema
-from headrace.pipeline.source_options import StreamOptions
+from headrace.pipeline.source_options import OptionInvalid, StreamOptions
 from headrace.pipeline.stream_source import TableStreamReader
 from headrace.producers.cluster import FixedRouting
 from headrace.schemas.messages import Delete, Message, ProducerPosition, Write, decode_message, encode_message
@@ -313,3 +315,21 @@ def test_a_checkpoint_of_another_table_or_source_is_refused(monkeypatch: pytest.
     for wrong, named in ((other, "of table db.other, not of db.t"), ({"raw": {"0": 17}}, "of another source")):
         with pytest.raises(CheckpointForeign, match=named):
             reader_of(scene, monkeypatch).partitions(wrong, wrong)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("maxRecordsPerBatch", "0", "maxRecordsPerBatch"),
+        ("startingOffsets", "newest", "newest"),
+        ("start", "1", "start"),
+    ],
+)
+def test_a_stream_source_with_a_wrong_option_says_so_when_it_is_asked(option: str, value: str, named: str) -> None:
+    """PySpark stops a reader behind every error, and fails itself where there is none: nobody would see the option."""
+    options = {"bootstrap": "nowhere", "table": "db.t", option: value}
+    reader = HeadraceDataSource(options).streamReader(StructType())
+    for ask in (reader.initialOffset, reader.latestOffset, lambda: reader.partitions({}, {})):
+        with pytest.raises(OptionInvalid, match=named):
+            ask()
+    reader.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -28,9 +29,10 @@ def test_queries_are_listed_and_killed(client: httpx.Client) -> None:
     eventually(lambda: [] == client.get("/api/v1/queries").json(), "no query")
 
 
-def test_an_unknown_query_cannot_be_killed(client: httpx.Client) -> None:
-    """404, by name."""
-    answer = client.delete("/api/v1/queries/none")
+@pytest.mark.parametrize("query_id", ["none", "", "a/b", "..%2Fquery"])
+def test_an_unknown_query_cannot_be_killed(client: httpx.Client, query_id: str) -> None:
+    """404, by name; also where a script's variable is empty, or is a path."""
+    answer = client.delete(f"/api/v1/queries/{query_id}")
     assert (404, "QueryUnknown") == (answer.status_code, answer.json()["error"]["kind"])
 
 

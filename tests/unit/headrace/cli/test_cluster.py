@@ -290,7 +290,10 @@ def test_a_balanced_cluster_has_nothing_to_move(scene: Scene) -> None:
         ("slots --database plant", (2, "UsageInvalid")),
         ("slots --bucket 1", (2, "UsageInvalid")),
         ("slots --database plant --time soon", (2, "UsageInvalid")),
+        ("slots --database plant --time 99999999999999999999999", (2, "UsageInvalid")),
         ("remove plant-3 --timeout 0", (2, "UsageInvalid")),
+        ("remove plant-3 --timeout nan", (2, "UsageInvalid")),
+        ("remove plant-3 --timeout inf", (2, "UsageInvalid")),
         ("cancel", (1, "NoChange")),
         ("balance --by rows --dry-run", (2, "UsageInvalid")),
     ],
@@ -299,6 +302,13 @@ def test_bad_input_has_a_type(scene: Scene, words: str, expected: tuple[int, str
     """As one JSON object on stderr."""
     scene.send_statuses()
     assert expected == scene.error(*words.split())
+
+
+@pytest.mark.parametrize("words", [("add",), ("remove",), ("remove", "--dry-run")])
+def test_a_node_without_a_name_is_refused(scene: Scene, words: tuple[str, ...]) -> None:
+    """A script's variable that is not set; nothing is asked of the cluster."""
+    done = scene.run(words[0], "", *words[1:], "--json")
+    assert (2, "UsageInvalid") == (done.exit_code, json.loads(done.stderr)["error"]["type"])
 
 
 def test_a_plan_is_refused_where_the_change_would_be(scene: Scene) -> None:

@@ -370,6 +370,24 @@ def test_each_refusal_of_a_leader_keeps_its_type(kind: str) -> None:
     assert (kind, "why", "what to do", True) == (type(found).__name__, found.message, found.action, found.retriable)
 
 
+@pytest.mark.parametrize(("leader", "kind"), [("", "NoMajority"), ("n2", "NodeRefused")])
+def test_a_metadata_group_without_a_leader_has_no_majority(leader: str, kind: str) -> None:
+    """The node that was asked says so; where another one leads, the request is sent there."""
+    document = {"kind": "NotMetadataLeader", "message": "1 of 3", "leader": {"node": leader, "http": ""}}
+    found = cluster_change.raised_by_leader(NodeRefused("refused", document=document))
+    assert kind == type(found).__name__
+    assert leader or ("metadata group" in found.message and "1 of 3" in found.message and found.action)
+
+
+@pytest.mark.parametrize(
+    ("causes", "shown"),
+    [((), ""), (("a",), "a"), (("a", "b", "c"), "a, and for 2 more"), (("x" * 500,), "x" * 119 + "…")],
+)
+def test_what_a_change_waits_for_is_one_short_line(causes: tuple[str, ...], shown: str) -> None:
+    """A node that fetches many files names each: the first thing is enough for a line."""
+    assert shown == cluster_change.first_cause(causes)
+
+
 @pytest.mark.parametrize("appended", [True, False])
 def test_a_request_is_decided_once_although_its_leader_dies(running: Cluster, appended: bool) -> None:
     """The command asks the next leader under the same id, whether or not the first one had appended it."""
