@@ -40,6 +40,7 @@ from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
 from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.node_writer import NodeWriter
+from headrace.consumers.node.other_store import check_alone
 from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.reading import cluster_source
@@ -137,6 +138,8 @@ class Node:
         )
         self._follower = kafka.await_answer(lambda: read_membership_log(self.log, settings, self.identity))
         self._opened.callback(self._follower.close)
+        if not (has_data or self._observer):
+            kafka.await_answer(lambda: check_alone(self.log, self.topics.status, self.name, self._stopping))
         state = self._follower.state
         self.slot_table = state.table or self.slot_table
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)

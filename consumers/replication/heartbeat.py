@@ -65,6 +65,11 @@ class StatusReader:
         self.detector = FailureDetector(receipts_kept=receipts_kept, time=StatusTime(opened_ms=opened_ms))
         self.senders: set[str] = set()
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether all was taken that was there when it was opened."""
+        return self._reader.position(self._topic) >= self._end
+
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
         statuses = []
