@@ -7,6 +7,7 @@ and nothing else is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 from headrace.schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.pipeline.source_options import WriteOptions
+    from headrace.pipeline.source_options import Target, WriteOptions
 
 FORMAT = "headrace"
 
@@ -96,7 +97,19 @@ class HeadraceDataSource(DataSource):
                 "the sink appends, and overwrites no table",
                 action='use mode("append"); headrace delete removes rows, and rows of equal tags and time replace',
             )
-        return write_options(self.options)
+        options = write_options(self.options)
+        return options if options.tags else replace(options, makes_table=not _has_table(options.target))
+
+
+def _has_table(target: Target) -> bool:
+    """Whether a table is there as a write without tags is planned: see RowsRepeat."""
+    from headrace.pipeline.cluster_view import TableUnknown, table_of
+
+    try:
+        table_of(target)
+    except TableUnknown:
+        return False
+    return True
 
 
 class RefusedStream(DataSourceStreamReader):

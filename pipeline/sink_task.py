@@ -91,6 +91,9 @@ class SinkTask:
         missing = block.column(TIME_COLUMN).null_count
         if missing:
             raise TimeMissing(f"{missing} rows for {target.name} have no time", action="drop them, or give them one")
+        # As of the plan: another task, or the attempt before, may have made the table since.
+        if self._options.makes_table:
+            _check_distinct(block, target.name)
         known = tables.catalogue.newest(target.database, target.table).tags
         rows = normal_rows(block, target.table, {*self._options.tags, *(set(known) & set(block.column_names))})
         schema, database = self._schema(rows), tables.ensure_database(target.database)
@@ -123,10 +126,8 @@ class SinkTask:
             check_table_name(tables.catalogue, target.database, target.table)
             tables.ensure_database(target.database)
             if tables.catalogue.newest(target.database, target.table).version == 0:
-                # Before a table is made that no row fits, or that keeps one row of many.
+                # Before a table is made that no row fits.
                 check_resolution(rows, target.name, self._options.resolution)
-                if not columns.tags:
-                    _check_distinct(rows, target.name)
             tables.ensure(
                 target.database, target.table, columns.tags, dict(columns.fields), resolution=self._options.resolution
             )

@@ -99,12 +99,15 @@ class StreamOptions:
 class WriteOptions:
     """How a sink writes: the columns that are tags, the members that must confirm each batch, and the resolution of a
     table that it makes.
+
+    `makes_table`: the table was not there when the write was planned, and no tags are named.
     """
 
     target: Target
     tags: tuple[str, ...] = ()
     quorum: int = 1
     resolution: TimeResolution = TimeResolution.US
+    makes_table: bool = False
 
 
 def schema_options(options: Mapping[str, str]) -> tuple[Target, str, tuple[str, ...], bool, bool]:

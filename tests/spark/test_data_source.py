@@ -82,6 +82,16 @@ def save(frame: DataFrame, options: dict[str, str], **more: str) -> None:
     frame.write.format("headrace").options(**options, tags="host", **more).mode("append").save()
 
 
+def save_untagged(frame: DataFrame, options: dict[str, str]) -> None:
+    """Append rows of one series through the sink."""
+    frame.write.format("headrace").options(**options).mode("append").save()
+
+
+def same_times(spark: SparkSession) -> DataFrame:
+    """Rows that share their time with others, in each of two tasks."""
+    return rows(spark, 0, 10).selectExpr(f"timestamp_micros({START_US} + n % 2) AS time", "n")
+
+
 def load(spark: SparkSession, options: dict[str, str], **more: str) -> DataFrame:
     """The table as a batch source."""
     return spark.read.format("headrace").options(**{**options, **more}).load()
@@ -162,6 +172,7 @@ def test_a_stream_is_written_by_the_sink(spark: SparkSession, options: dict[str,
         ),
         (lambda spark, given: save(rows(spark, 0, 1).drop("time"), given), "no column 'time'"),
         (lambda spark, given: save(rows(spark, 0, 1), given, quorum="2"), "quorum 2 is more than"),
+        (lambda spark, given: save_untagged(same_times(spark), {**given, "table": "db.untagged"}), "name the tags"),
     ],
 )
 def test_bad_input_is_named(
