@@ -343,7 +343,6 @@ class Sender:
         """Counts of this run, as `headrace sync send --json` prints them; files of the newest round that are left."""
         found = self.round
         return {
-            **NOTHING_SENT,
             "sender": self.who.sender,
             "accepted": self.counts.accepted,
             "rejected": self.counts.rejected,

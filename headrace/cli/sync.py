@@ -201,11 +201,13 @@ def _send(loop: Any, options: SendOptions, output: Output) -> tuple[dict[str, An
     keep_freed(KEPT_BYTES_MAX)
     began_s = time.monotonic()
     with stop_signals(output.note) as signals, output.progress("sending", None, "B") as advance:
+        watcher = _Watcher(output, signals, advance)
         try:
-            figures: dict[str, Any] = loop(options, _Watcher(output, signals, advance)).run()
+            figures: dict[str, Any] = loop(options, watcher).run()
         except KeyboardInterrupt:
-            # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
-            if signals.received == signal.SIGINT:
+            # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere, and so does a
+            # second signal within a round: its counts are not known here.
+            if signals.received == signal.SIGINT or watcher.has_begun:
                 raise
             figures = {**NOTHING_SENT, "seconds": round(time.monotonic() - began_s, 3)}
     return figures, signals.received
@@ -216,6 +218,8 @@ class _Watcher:
 
     def __init__(self, output: Output, signals: StopSignals, advance: Advance) -> None:
         self._output, self._signals, self._advance = output, signals, advance
+        self.has_begun = False
+        """Whether a round has begun."""
         self._shown = 0
         self._noted = ""
 
@@ -231,6 +235,7 @@ class _Watcher:
     def progress(self, sent_bytes: int, total_bytes: int) -> None:
         # Before the first round nothing has begun, and a signal interrupts at once.
         self._signals.begin_work()
+        self.has_begun = True
         # A new round begins with nothing sent: the bar continues behind the one before.
         step = sent_bytes - self._shown
         self._shown = sent_bytes
