@@ -63,10 +63,14 @@ def _lower_to(niceness: int) -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(NICE_MAX, niceness))
 
 
-def processor_time() -> ProcessorTime:
-    """Of the calling thread since it began; zeros where the system does not count it."""
+def processor_time(native_id: int | None = None) -> ProcessorTime:
+    """Of a thread of this process since it began, by default the calling one.
+
+    Zeros where the system does not count it, and for a thread that has ended.
+    """
+    path = _SCHEDULED if native_id is None else Path(f"/proc/self/task/{native_id}/schedstat")
     try:
-        ran_ns, waited_ns = _SCHEDULED.read_bytes().split()[:2]
+        ran_ns, waited_ns = path.read_bytes().split()[:2]
         return ProcessorTime(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
     except (OSError, ValueError):
         return ProcessorTime(0.0, 0.0)

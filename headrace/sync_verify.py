@@ -28,10 +28,9 @@ from headrace.consumers.sync.comparison import (
 )
 from headrace.consumers.sync.owner_log import read_owners
 from headrace.consumers.sync.owners import OwnersInMemory
-from headrace.consumers.sync.source_store import CentreNotHere
+from headrace.consumers.sync.source_store import CentreNotHere, DatabaseNotHere
 from headrace.consumers.sync.topics import NotACentre, cluster_identity
 from headrace.node_client import NodeClient
-from headrace.schemas.errors import HeadraceError
 from headrace.schemas.table_documents import table_schema
 from headrace.schemas.tables import TableSchema
 
@@ -70,10 +69,6 @@ class SyncComparison:
     days: tuple[DayVerdict, ...]
     days_skipped: int
     unsent: Unsent
-
-
-class DatabaseNotHere(HeadraceError):
-    """A database of which a store has no table: nothing of it can be compared."""
 
 
 class EdgeNode:
@@ -158,10 +153,7 @@ def compare_store(
     skipped = 0
     here = comparison.tables(edge.client)
     if missing := sorted(set(wanted.databases) - {each.database for each in here}):
-        known = ", ".join(sorted({each.database for each in here})) or "none"
-        raise DatabaseNotHere(
-            f"the store at {edge.client.url} has no table in database {missing[0]!r}", action=f"its databases: {known}"
-        )
+        raise DatabaseNotHere.missing(edge.client.url, missing[0], (each.database for each in here))
     for schema in here:
         if wanted.databases and schema.database not in wanted.databases:
             continue

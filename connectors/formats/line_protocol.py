@@ -28,6 +28,7 @@ from headrace.connectors.formats.interface import (
     DefaultTimes,
     FormatOptions,
     InvalidLine,
+    OptionsError,
     ParseResult,
     default_times_of,
 )
@@ -84,10 +85,12 @@ def parse_line_protocol(
     keep_lines: bool = False,
     fast: bool = True,
 ) -> ParseResult:
-    """The readings in `lines`. Lines without a time get theirs from `default_times`.
+    """The readings in `lines`. Lines without a time get theirs from `default_times`. Raises OptionsError.
 
     `fast=False` sends every line through the scanner, which is slow and defines the result.
     """
+    if options.tags:
+        raise OptionsError("line protocol marks its own tags", action="leave them out; --tag adds one to every row")
     parser = _Parser(lines, options, default_times)
     parser.run(fast=fast)
     builder = TableBuilder(options, lines, parser.rejections, parser.tag_columns, keep_lines)

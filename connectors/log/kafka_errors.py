@@ -117,7 +117,7 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
     if error.code() in SETTINGS_REFUSED:
         return ClientSettingsRefused(
             f"librdkafka refuses its settings: {error.str()}",
-            action="correct it where it is given: -X, [kafka] in headrace.toml, or HEADRACE__KAFKA__…",
+            action="correct it where it is given: -X, [kafka] in headrace.toml, HEADRACE__KAFKA__…, or kafka.NAME of Spark",
         )
     if error.code() in MISSING:
         return TopicMissing(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.connectors.log.port import ClientSettingsRefused
+
 COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
 PRODUCER_QUEUE_KBYTES = 65_536
@@ -42,7 +44,10 @@ IN_FLIGHT_MAX = 4
 
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
-    """The settings of every client."""
+    """The settings of every client. Raises ClientSettingsRefused without an address."""
+    if not bootstrap.strip():
+        # librdkafka takes it, and connects to nothing.
+        raise ClientSettingsRefused("no address of Kafka is given", action="name it as host:port (bootstrap)")
     return {
         "bootstrap.servers": bootstrap,
         "client.id": "headrace",

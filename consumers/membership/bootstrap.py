@@ -52,7 +52,7 @@ def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
 def no_cluster(name: str) -> NoCluster:
     """The error for a name that no cluster on this Kafka has."""
     return NoCluster(
-        f"no cluster {name!r} on this Kafka; check `--cluster`", action="the first start of its nodes creates it"
+        f"no cluster {name!r} on this Kafka; check the name", action="the first start of its nodes creates it"
     )
 
 

@@ -57,6 +57,7 @@ _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL
 )
+_FIRST_WORD = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*([A-Za-z]+)", re.DOTALL)
 _EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -134,7 +135,7 @@ def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Map
         sql, explain = _without_explain(sql)
         kind = _single(kinds(sql))
     if kind != "SELECT":
-        raise _not_read_only(kind)
+        raise _not_read_only(sql, kind)
     answer = tree(sql)
     if answer.get("error"):
         raise QueryInvalid(str(answer.get("error_message", "the SQL cannot be parsed")))
@@ -171,14 +172,17 @@ def _single(kinds: list[str]) -> str:
     return kinds[0]
 
 
-def _not_read_only(kind: str) -> NotReadOnly:
+def _not_read_only(sql: str, kind: str) -> NotReadOnly:
     # DuckDB rewrites a PIVOT without listed values into several statements; the first one creates a type.
     if kind == "MULTI":
         return NotReadOnly(
             "this PIVOT needs more than one statement", action="name the values: PIVOT … ON column IN (…)"
         )
+    # DuckDB's kinds are coarser than its statements: INSTALL is a LOAD there, USE is a SET.
+    found = _FIRST_WORD.match(sql)
+    word = found[1].upper() if found else kind
     return NotReadOnly(
-        f"{kind} is not a reading statement",
+        f"{kind if word == 'WITH' else word} is not a reading statement",
         action="queries only read: SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, EXPLAIN",
     )
 

@@ -70,6 +70,13 @@ class Worker(Protocol):
         """One of several steps of the call has ended, and the next one begins within the slice."""
         ...
 
+    def gave_way(self, seconds: float) -> None:
+        """The call could have stopped, and let threads that were ready have its processor for so long.
+
+        That is no part of a step, and it is part of the slice.
+        """
+        ...
+
     def next_slice_s(self, cpu_s: float) -> float | None:
         """The length of the next slice, behind one of `cpu_s`; None: the call has to end, and says what it used."""
         ...
@@ -90,6 +97,10 @@ class Driver(Protocol):
 
         Behind that it may ask the worker for more. An error ends the whole query.
         """
+        ...
+
+    def running_cpu_s(self) -> float:
+        """The processor time of the step that runs, so far; zero when none does. Any thread, at any time; no lock."""
         ...
 
     def cancel(self) -> None:

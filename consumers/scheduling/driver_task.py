@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import structlog
 
 from headrace.consumers.scheduling.driver import BlockedOn, Driver, DriverSpec
-from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, Usage
+from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, Usage, level_of
 from headrace.consumers.scheduling.scheduling_errors import QueryError, QueryFailed
 from headrace.consumers.scheduling.task_states import ENDED, TaskState, Transition, after
 
@@ -165,14 +165,17 @@ class ScheduledQuery:
         """What it does now. No lock is taken: each state is that of a moment."""
         states = Counter(task.state for task in self.tasks)
         live = [state for state in (TaskState.RUNNING, TaskState.READY, TaskState.BLOCKED) if states[state]]
+        used_s = self.usage.used_ns / NS_PER_S
+        # A step is charged at its end, and one that cannot stop may take minutes.
+        used_s += sum(task.driver.running_cpu_s() for task in self.tasks if task.state is TaskState.RUNNING)
         blocked = [task.blocked_on for task in self.tasks if task.state is TaskState.BLOCKED and task.blocked_on]
         return QueryReport(
             self.id,
             self.submission.sql,
             self.submission.user,
             live[0] if live and self.cause is None else self._end_state(states),
-            self.usage.level,
-            self.usage.used_ns / NS_PER_S,
+            max(self.usage.level, level_of(used_s)),
+            used_s,
             {state: states[state] for state in TaskState if state not in ENDED},
             memory_bytes,
             blocked[0] if blocked else None,
@@ -193,6 +196,7 @@ class QueryReport:
     state: TaskState
     level: int
     cpu_seconds: float
+    """With the steps that run."""
     drivers: dict[TaskState, int]
     memory_bytes: int
     blocked_on: BlockedOn | None

@@ -35,6 +35,11 @@ STALE_MIN = 64
 """Entries of a level's heap that may be out of date in any case."""
 
 
+def level_of(used_s: float, thresholds_s: Sequence[float] = THRESHOLDS_S) -> int:
+    """The level of a query that has used so much."""
+    return bisect_right(thresholds_s, used_s) - 1
+
+
 class Usage:
     """The time that the drivers of one query have used together. Made with the query, changed by the queue alone.
 

@@ -216,6 +216,10 @@ class _Slices:
         self._steps_s.append(now_s - self._step_began_s)
         self._step_began_s = now_s
 
+    def gave_way(self, seconds: float) -> None:
+        """See Worker."""
+        self._step_began_s += seconds
+
     def ended(self, step: Step) -> _EndedStep:
         """What its driver is given back with, behind its last step."""
         return _EndedStep(self.task, step, self.used_s, self._steps_s)

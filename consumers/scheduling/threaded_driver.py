@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from headrace.connectors.processor import yield_processor
+from headrace.connectors.processor import processor_time, yield_processor
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step, Worker
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
 
@@ -39,6 +39,7 @@ class Turn:
         self._yielded_s = driver.clock_s()
         self._ends_s = self._yielded_s + slice_s
         self._cpu_began_s = self._cpu_first_s = driver.cpu_s()
+        self._driver.computing = (threading.get_native_id(), self._cpu_began_s)
         self._priority = worker.priority
         self._unbounded = False
         self._bounded_at_pause = False
@@ -63,6 +64,8 @@ class Turn:
             return now_s
         yield_processor()
         self._yielded_s = self._driver.clock_s()
+        assert self._driver.worker is not None
+        self._driver.worker.gave_way(self._yielded_s - now_s)
         return self._yielded_s
 
     def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
@@ -100,6 +103,7 @@ class Turn:
     def _end_step(self, step: Step) -> None:
         """This thread computes no more until its next step."""
         driver = self._driver
+        driver.computing = None
         if not self.has_worker:
             driver.steps.put(step)
             return
@@ -118,6 +122,7 @@ class Turn:
     def _begin_until(self, ends_s: float) -> None:
         self._ends_s = ends_s
         self._cpu_began_s = self._driver.cpu_s()
+        self._driver.computing = (threading.get_native_id(), self._cpu_began_s)
         self._priority.used(self._cpu_began_s - self._cpu_first_s)
 
     def _renewed(self) -> bool:
@@ -155,6 +160,8 @@ class ThreadedDriver:
         self.cancelled = False
         self.worker: Worker | None = None
         """That of the step that runs."""
+        self.computing: tuple[int, float] | None = None
+        """The native id of the thread that computes, and its processor time as the step began; None between steps."""
         self.turns: SimpleQueue[float | None] = SimpleQueue()
         self.steps: SimpleQueue[Step | BaseException] = SimpleQueue()
         self._work = work
@@ -170,6 +177,14 @@ class ThreadedDriver:
             return self._run(Turn(self, worker, slice_s))
         self.turns.put(self.clock_s() + slice_s)
         return self._returned(self.steps.get())
+
+    def running_cpu_s(self) -> float:
+        """See Driver."""
+        computing = self.computing
+        if computing is None:
+            return 0.0
+        native_id, began_s = computing
+        return max(0.0, processor_time(native_id).ran_s - began_s)
 
     def cancel(self) -> None:
         """See Driver."""
@@ -195,6 +210,7 @@ class ThreadedDriver:
             step = Done(turn.used_s())
         except BaseException as error:
             step = error
+        self.computing = None
         # First: whoever has the last step finds that the work has ended.
         self._ended.set()
         if turn.has_worker:

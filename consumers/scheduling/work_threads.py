@@ -8,12 +8,11 @@ that a node does not need, so such a thread ends behind its work.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from headrace.connectors.processor import lower_priority
-from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S
+from headrace.consumers.scheduling.multilevel_queue import level_of
 
 IDLE_MAX = 16
 """Threads that wait for work."""
@@ -41,7 +40,7 @@ class ThreadPriority:
 
     def used(self, cpu_s: float) -> None:
         """Its work has used so much processor time."""
-        self.lower_to(bisect_right(THRESHOLDS_S, cpu_s) - 1)
+        self.lower_to(level_of(cpu_s))
 
 
 class WorkThreads:

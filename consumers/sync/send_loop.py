@@ -88,7 +88,7 @@ class SendLoop:
     def run(self) -> dict[str, Any]:
         """Send until all is sent (`once`), or until it is to stop; the counts of this run.
 
-        Raises DirectoryHeld, StateForeign, CentreForeign, CentreTaken, SenderCloned and others that waiting does not cure.
+        Raises DirectoryHeld, DatabaseNotHere, StateForeign, CentreForeign, CentreTaken, SenderCloned and others that waiting does not cure.
         """
         begin_s = time.monotonic()
         with ExitStack() as opened:
@@ -121,6 +121,8 @@ class SendLoop:
         )
         # Before the node learns of the sender: one with a directory of another store must not take the place of its own.
         identity = state.claim(self._patiently(store.identity), options.name)
+        # What is left out counts as decided: a name with a letter wrong would leave out everything.
+        self._patiently(lambda: store.check_databases(options.databases, may_come=not options.once))
         recovered = self._patiently(state.recover)
         link = self._patiently(
             lambda: CentreLink(log, self._topics, state, recovered.counters.verdict_offset, options.kafka)

@@ -21,7 +21,10 @@ _FILE, _GROUP = b"f/", b"g/"
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """`session` counts the starts. Numbers below `reserved` may have been given; `verdict_offset` is the next to read."""
+    """`session` counts the starts. Numbers below `reserved` may have been given; `verdict_offset` is the next to read.
+
+    `accepted` and `rejected` count files, with those that are forgotten, and none twice for being sent again.
+    """
 
     session: int = 0
     reserved: int = 1
@@ -132,13 +135,21 @@ class SenderState:
     def _count(self, before: FileRecord | None, record: FileRecord) -> None:
         if before is not None and before.state is record.state:
             return
-        counters = self.counters
-        if record.state is FileState.ACCEPTED:
-            size = counters.bytes_accepted + record.size_bytes
-            self._put_counters(replace(counters, accepted=counters.accepted + 1, bytes_accepted=size))
+        if before is not None and before.decided:
+            self._add(before, -1)
+        if record.decided:
+            self._add(record, 1)
         if record.state is FileState.REJECTED:
-            self._put_counters(replace(counters, rejected=counters.rejected + 1))
             self._forget_oldest_rejected()
+
+    def _add(self, record: FileRecord, change: int) -> None:
+        """Count a file that is decided, or no longer is."""
+        found = self.counters
+        if record.state is FileState.REJECTED:
+            self._put_counters(replace(found, rejected=found.rejected + change))
+        else:
+            size = found.bytes_accepted + change * record.size_bytes
+            self._put_counters(replace(found, accepted=found.accepted + change, bytes_accepted=size))
 
     def _forget_oldest_rejected(self) -> None:
         rejected = [each for each in self.files.values() if each.state is FileState.REJECTED]
@@ -183,6 +194,9 @@ class SenderState:
             if (record := self.files.get(file)) is not None:
                 self.step(record, FileEvent.AGAIN, tries=0, error="", chunk=0, number=0)
                 lowest[record.group] = min(record.version, lowest.get(record.group, record.version))
+        if files is None:
+            # Those that were forgotten are new when they are listed, and count then.
+            self._put_counters(replace(self.counters, accepted=0, bytes_accepted=0))
         for group, version in lowest.items():
             known = self.group(group)
             self.put_group(replace(known, progress=min(known.progress, version - 1), lower=True), sync=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,20 @@ READ_BYTES = 1 << 18
 
 class CentreNotHere(HeadraceError):
     """A centre that a store does not send to."""
+
+
+class DatabaseNotHere(HeadraceError):
+    """A database of which a store has no table."""
+
+    @classmethod
+    def missing(cls, url: str, database: str, known: Iterable[str], *, retriable: bool = False) -> DatabaseNotHere:
+        """`known` are those that the store has; `retriable`: it may come."""
+        names = ", ".join(sorted(set(known))) or "none"
+        return cls(
+            f"the store at {url} has no table in database {database!r}",
+            action=f"its databases: {names}",
+            retriable=retriable,
+        )
 
 
 class NoListing(HeadraceError):
@@ -54,6 +68,14 @@ class NodeStore:
     def identity(self) -> str:
         """The identity of the store; nothing changes there."""
         return str(self._call(self._url, "GET", "/centres", None)["store"])
+
+    def check_databases(self, wanted: Collection[str], *, may_come: bool) -> None:
+        """Raises DatabaseNotHere for a database without tables, dropped ones included. Nothing changes there."""
+        if wanted:
+            document = _answer(f"{self._url}/api/v1/schemas")
+            known = {each["database"] for each in document["tables"]}
+            for database in sorted(set(wanted) - known):
+                raise DatabaseNotHere.missing(self._url, database, known, retriable=may_come)
 
     def describe(self) -> StoreDescription:
         """See SourceStore."""
@@ -189,8 +211,8 @@ class NodeStore:
         self._open[file.body.file] = opened
         return opened
 
+    @staticmethod
     def _call(
-        self,
         url: str,
         method: str,
         path: str,
@@ -198,17 +220,20 @@ class NodeStore:
         *,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        try:
-            with request_node(
-                f"{url}/api/v1/sync{path}",
-                method=method,
-                document=document,
-                timeout_s=timeout_s,
-                connect_timeout_s=CONNECT_TIMEOUT_S,
-            ) as answer:
-                return answer.json()
-        except (AnswerCut, ValueError) as error:
-            raise NodeUnreachable(f"{url} did not answer whole", reason="its answer was cut") from error
+        return _answer(f"{url}/api/v1/sync{path}", method, document, timeout_s)
+
+
+def _answer(
+    url: str, method: str = "GET", document: Mapping[str, Any] | None = None, timeout_s: float = ANSWER_TIMEOUT_S
+) -> Any:
+    """What a node answers, from JSON. Raises NodeRefused, NodeUnreachable."""
+    try:
+        with request_node(
+            url, method=method, document=document, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
+        ) as answer:
+            return answer.json()
+    except (AnswerCut, ValueError) as error:
+        raise NodeUnreachable(f"{url} did not answer whole", reason="its answer was cut") from error
 
 
 class _OpenFile(Protocol):

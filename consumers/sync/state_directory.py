@@ -96,8 +96,8 @@ class StateDirectory:
             raise
 
     def claim(self, store: str, name: str) -> SenderIdentity:
-        """Bind the directory to a store; the first one counts. Raises StateForeign."""
-        found = self.identity
+        """Bind the directory to a store; the first one counts. Without a `name` it keeps its own. Raises StateForeign."""
+        found, name = self.identity, name or self.identity.name
         if found.store and found.store != store:
             raise StateForeign(
                 f"state directory {self.directory} is about store {found.store}, and the node is of store {store}",

@@ -188,13 +188,20 @@ def _print(output: Output, letter: DeadLetter) -> None:
     output.line(f"offset {letter.offset}, from {place}, line {letter.line}: {letter.reason}")
     for name, content in (("key", letter.key), ("value", letter.value)):
         if content is not None:
-            output.line(f"  {name}: {_readable(content)}")
+            output.line(f"  {name}: {readable(content)}")
 
 
-def _readable(content: bytes) -> str:
+def readable(content: bytes) -> str:
     """Bytes for a terminal: without control characters, and not endless."""
-    text = repr(content[: 4 * CHARACTERS_MAX].decode("utf-8", "backslashreplace"))[1:-1]
+    text = "".join(map(_shown, content[: 4 * CHARACTERS_MAX].decode("utf-8", "surrogateescape")))
     return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}… ({counted(len(content), 'byte')})"
+
+
+def _shown(character: str) -> str:
+    # A byte that is no text comes as a surrogate.
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return repr(character)[1:-1]
 
 
 def _time(time_ms: int | None) -> str | None:

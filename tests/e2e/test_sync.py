@@ -278,6 +278,9 @@ def test_owners_survive_restarts_and_are_moved(broker: BrokerInfo, tmp_path: Pat
         assert (0, True) == (second.verify(cluster)[0], second.verify(cluster)[1]["ok"])
         code, refused = second.verify(cluster, "--databases", "plant,nope")
         assert (1, "DatabaseNotHere") == (code, refused["error"]["type"])
+        # What such a sender leaves out would count as decided.
+        sent = run_forked(*second.send_command("--once", "--databases", "plant,nope"))
+        assert (1, "DatabaseNotHere") == (sent.returncode, json.loads(sent.stderr)["error"]["type"])
         assert {second.sender} == set(owners(cluster).values())
         assert 1 == first.verify(cluster)[0]
 

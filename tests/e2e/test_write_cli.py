@@ -258,7 +258,7 @@ def test_an_empty_file_is_no_error(shell: Shell) -> None:
         (["readings.lp", "--tag", "site"], {}, 2, "--tag site is not KEY=VALUE"),
         (["readings.lp", "-X", "linger.mss=5"], {}, 2, "librdkafka refuses its settings"),
         (["readings.lp"], {"HEADRACE__WRITE__QUORUMS": "2"}, 2, "no setting 'write.quorums'"),
-        (["readings.lp", "--cluster", "nowhere"], {}, 1, "no cluster 'nowhere' on this Kafka; check `--cluster`"),
+        (["readings.lp", "--cluster", "nowhere"], {}, 1, "no cluster 'nowhere' on this Kafka; check the name"),
         (["readings.lp", "--quorum", "4"], {}, 2, "quorum 4 is more than the 3 members"),
         (["readings.json", "--format", "json"], {}, 2, "need a table"),
         (["readings.parquet", "--table", "t"], {}, 1, "readings.parquet"),

@@ -229,8 +229,22 @@ SCHEDULING = (
     Mutant(
         "time_outside_is_charged",
         "scheduling/threaded_driver.py",
-        "        self._cpu_began_s = self._driver.cpu_s()\n        self._priority",
-        "        self._priority",
+        "        self._cpu_began_s = self._driver.cpu_s()\n        self._driver.computing",
+        "        self._driver.computing",
+        ("test_threaded_driver.py",),
+    ),
+    Mutant(
+        "giving_way_is_a_step",
+        "scheduling/scheduler_threads.py",
+        "        self._step_began_s += seconds\n",
+        "        pass\n",
+        ("test_scheduler_threads.py",),
+    ),
+    Mutant(
+        "a_running_step_is_not_reported",
+        "scheduling/threaded_driver.py",
+        "        self._cpu_began_s = self._driver.cpu_s()\n        self._driver.computing = ",
+        "        self._cpu_began_s = self._driver.cpu_s()\n        _ = ",
         ("test_threaded_driver.py",),
     ),
     Mutant(

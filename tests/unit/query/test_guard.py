@@ -27,16 +27,16 @@ def checked(sql: str) -> Statement:
         ("COPY a.b FROM 'x'", "COPY"),
         ("ATTACH 'x'", "ATTACH"),
         ("DETACH x", "DETACH"),
-        ("INSTALL httpfs", "LOAD"),
+        ("INSTALL httpfs", "INSTALL"),
         ("LOAD httpfs", "LOAD"),
         ("EXPORT DATABASE 'x'", "EXPORT"),
-        ("IMPORT DATABASE 'x'", "PRAGMA"),
+        ("IMPORT DATABASE 'x'", "IMPORT"),
         ("SET memory_limit = '1TB'", "SET"),
-        ("RESET memory_limit", "SET"),
-        ("USE memory", "SET"),
+        ("RESET memory_limit", "RESET"),
+        ("USE memory", "USE"),
         ("PRAGMA database_list", "PRAGMA"),
         ("CALL pragma_version()", "CALL"),
-        ("CHECKPOINT", "CALL"),
+        ("CHECKPOINT", "CHECKPOINT"),
         ("VACUUM", "VACUUM"),
         ("CREATE TABLE x AS SELECT 1", "CREATE"),
         ("CREATE TEMP TABLE x AS SELECT 1", "CREATE"),
@@ -47,11 +47,11 @@ def checked(sql: str) -> Statement:
         ("INSERT INTO a.b VALUES (1)", "INSERT"),
         ("UPDATE a.b SET c = 1", "UPDATE"),
         ("DELETE FROM a.b", "DELETE"),
-        ("TRUNCATE a.b", "DELETE"),
-        ("MERGE INTO a.b USING c.d ON (b.x = d.x) WHEN MATCHED THEN DELETE", "MERGE_INTO"),
+        ("TRUNCATE a.b", "TRUNCATE"),
+        ("MERGE INTO a.b USING c.d ON (b.x = d.x) WHEN MATCHED THEN DELETE", "MERGE"),
         ("PREPARE p AS SELECT 1", "PREPARE"),
         ("EXECUTE p", "EXECUTE"),
-        ("BEGIN", "TRANSACTION"),
+        ("/* x */ -- y\n begin", "BEGIN"),
         ("EXPLAIN COPY (SELECT 1) TO 'x'", "COPY"),
         ("EXPLAIN ANALYZE COPY (SELECT 1) TO 'x'", "COPY"),
         ("/* a */ EXPLAIN -- b\n ANALYZE INSERT INTO a.b VALUES (1)", "INSERT"),
@@ -68,6 +68,7 @@ def test_everything_but_one_reading_statement_is_refused_by_name(sql: str, kind:
     """A statement that could change anything is refused, and the message names what it is."""
     with pytest.raises(NotReadOnly) as raised:
         checked(sql)
+    assert raised.value.message.startswith(kind) or kind in ("PIVOT", "SHOW")
     assert kind in raised.value.message
 
 

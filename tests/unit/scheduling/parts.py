@@ -65,6 +65,10 @@ class ScriptedDriver:
             raise following
         return following() if callable(following) else following
 
+    def running_cpu_s(self) -> float:
+        """See Driver."""
+        return 0.0
+
     def cancel(self) -> None:
         """See Driver."""
         self.cancelled += 1
@@ -88,6 +92,7 @@ class Steps:
         self._lower = lower
         self.inner = 0
         """Steps that ended within their slices."""
+        self.gave_way_s = list[float]()
 
     def _note(self) -> None:
         self.inner += 1
@@ -97,7 +102,9 @@ class Steps:
         found: SimpleQueue[Step | BaseException] = SimpleQueue()
 
         def run() -> None:
-            worker = _StepWorker(ThreadPriority(self._lower), self._next_slice_s, found.put, self._note)
+            worker = _StepWorker(
+                ThreadPriority(self._lower), self._next_slice_s, found.put, self._note, self.gave_way_s.append
+            )
             try:
                 found.put(self._driver.step(slice_s, worker))
             except BaseException as error:
@@ -122,6 +129,7 @@ class _StepWorker:
     next_slice_s: Callable[[float], float | None]
     hand_over: Callable[[Step], None]
     end_step: Callable[[], None]
+    gave_way: Callable[[float], None] = lambda _seconds: None
 
 
 NO_WORKER: Worker = _StepWorker(

@@ -17,7 +17,7 @@ from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryFailed, QueryTimeout
 from headrace.consumers.scheduling.task_states import TaskState
-from tests.unit.scheduling.parts import ScriptedDriver, again, blocked
+from tests.unit.scheduling.parts import ScriptedDriver, VirtualClock, again, blocked
 from tests.unit.scheduling.test_driver_scheduler import check_empty
 from tests.waiting import eventually
 
@@ -220,3 +220,28 @@ def test_a_future_that_completes_behind_the_close_raises_nothing() -> None:
     assert query.wait(0)
     future.set_result(None)
     assert isinstance(query.error, QueryCancelled)
+
+
+def test_time_in_which_a_step_gives_way_is_in_no_step() -> None:
+    """Steps are what cannot stop; the slice has all of it, so such a driver gets no longer one."""
+    clock, gave_way_s = VirtualClock(), 5.0
+
+    class Polite(ScriptedDriver):
+        def step(self, slice_s: float, worker: Worker) -> Step:
+            if not self.taken:
+                for _ in range(2):
+                    clock.now_s += 0.25
+                    worker.end_step()
+                clock.now_s += gave_way_s
+                worker.gave_way(gave_way_s)
+                clock.now_s += 0.25
+            return super().step(slice_s, worker)
+
+    threads = SchedulerThreads(SchedulerLimits(workers=1, slice_s=3.0), clock)
+    try:
+        assert submit(threads, Polite([Again()])).wait(WAIT_S)
+        steps = threads.scheduler.statistics.steps
+        # A second slice has the last step.
+        assert (4, pytest.approx(0.75)) == (sum(steps.counts), steps.seconds)
+    finally:
+        threads.close()

@@ -60,6 +60,10 @@ class RandomDriver:
         finally:
             self._stepping.release()
 
+    def running_cpu_s(self) -> float:
+        """See Driver."""
+        return 0.0
+
     def cancel(self) -> None:
         """See Driver."""
 

@@ -86,7 +86,7 @@ def test_work_pauses_behind_its_slice() -> None:
 
 
 def test_work_lets_threads_that_are_ready_have_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the first pause behind each millisecond, within a slice; what the others take counts in it."""
+    """At the first pause behind each millisecond, within a slice; what the others take counts in it, in no step."""
     clock, yields = VirtualClock(), list[float]()
 
     def yields_for() -> None:
@@ -106,6 +106,7 @@ def test_work_lets_threads_that_are_ready_have_its_processor(monkeypatch: pytest
     assert isinstance(driver.step(0.5), Done)
     driver.close()
     assert [1.1, round(2.2 + 0.3 / YIELD_INTERVAL_S, 3)] == yields
+    assert [0.3, 0.3] == [round(each, 6) for each in driver.gave_way_s]
     assert 3 == driver.inner
 
 
@@ -131,6 +132,41 @@ def test_work_runs_on_where_its_slice_is_renewed() -> None:
     # A worker knows the driver: kept, both would outlive the query.
     assert threaded.worker is None
     driver.close()
+
+
+def test_a_step_that_does_not_end_is_in_the_report(threads: SchedulerThreads) -> None:
+    """With its processor time so far, by which it has its level; between steps there is none of it."""
+    began, ends = threading.Event(), threading.Event()
+
+    def spin() -> None:
+        while not ends.is_set():
+            sum(range(1_000))
+
+    def work(turn: Turn) -> None:
+        began.set()
+        # First on the thread of the worker, then on one of its own.
+        spin()
+        with turn.outside(BlockedOn.LOG):
+            began.clear()
+            assert ends.wait(WAIT_S)
+            began.wait(WAIT_S)
+        ends.clear()
+        spin()
+
+    query = submit(threads, work, "long")
+    assert began.wait(WAIT_S)
+    for steps in (0, 1):
+        used_s = query.usage.used_ns / 1e9
+        eventually(lambda used_s=used_s: threads.scheduler.reports()[0].cpu_seconds > used_s + 0.05, f"{steps} charged")
+        assert used_s == query.usage.used_ns / 1e9
+        ends.set()
+        if not steps:
+            eventually(lambda: threads.scheduler.reports()[0].blocked_on is BlockedOn.LOG, "a blocked driver")
+            assert threads.scheduler.reports()[0].cpu_seconds == query.usage.used_ns / 1e9 >= 0.05
+            began.set()
+            eventually(lambda: not ends.is_set(), "a second step")
+    assert query.wait(WAIT_S)
+    assert query.tasks[0].driver.running_cpu_s() == 0.0
 
 
 def test_what_is_done_outside_is_charged_to_none() -> None:

@@ -219,3 +219,24 @@ def test_memory_is_exchanged_while_a_query_runs() -> None:
     assert (True, 0) == (first.wait(0), bench.scheduler.figures().memory_bytes)
     with pytest.raises(QueryUnknown):
         bench.scheduler.reserve(first.id, 1)
+
+
+def test_a_report_counts_the_steps_that_run() -> None:
+    """Their time gives the query its level there; a driver that waits has none, and neither has an ended one."""
+
+    class Endless(ScriptedDriver):
+        def running_cpu_s(self) -> float:
+            return 9.5
+
+    bench = Bench(SchedulerLimits(workers=2))
+    query = bench.submit(Endless(), Endless())
+    levels = []
+    for _ in range(3):
+        (report,) = bench.scheduler.reports()
+        levels.append((report.level, report.cpu_seconds, query.usage.level))
+        task = bench.scheduler.take(0)
+    assert [(0, 0.0, 0), (1, 9.5, 0), (2, 19.0, 0)] == levels
+    assert task is None
+    for each in query.tasks:
+        bench.scheduler.give_back(each, Done(), 12.0)
+    assert (True, 2) == (query.wait(0), query.usage.level)

@@ -203,6 +203,13 @@ def test_columns_the_cluster_holds_in_another_role_are_refused_by_line() -> None
     ]
 
 
+def test_tags_that_are_named_are_refused() -> None:
+    """Line protocol marks its own: those that are named would have no effect, without a word."""
+    for lines in ("", "m,host=a v=1 1"):
+        with pytest.raises(OptionsError, match="marks its own tags"):
+            influx(lines, FormatOptions(tags=("host",)))
+
+
 def test_static_tags_and_a_fixed_table() -> None:
     """Static tags are added where a line lacks them; a table in the options replaces the measurement."""
     options = FormatOptions(table="all", static_tags=(("site", "x"), ("host", "y")))

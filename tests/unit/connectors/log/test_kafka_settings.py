@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_settings import appender_settings
+from headrace.connectors.log.port import ClientSettingsRefused
 from headrace.consumers.sync.centre_link import producer_settings
 
 ANSWERS_AFTER_MS = 500
@@ -56,3 +58,10 @@ def test_where_a_record_may_be_twice_one_request_is_under_way() -> None:
     """Without an identity Kafka would not notice that a request sent again comes behind a later one."""
     settings = appender_settings("127.0.0.1:9", {}, repeats=True)
     assert (False, 1, "all") == tuple(settings[name] for name in ("enable.idempotence", "max.in.flight", "acks"))
+
+
+@pytest.mark.parametrize("bootstrap", ["", "  "])
+def test_a_client_needs_an_address(bootstrap: str) -> None:
+    """librdkafka takes an empty one, and every request waits in vain."""
+    with pytest.raises(ClientSettingsRefused, match="no address of Kafka"):
+        KafkaLog(bootstrap)

@@ -1,0 +1,55 @@
+"""What a sender counts, and what people call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
+from headrace.consumers.sync.sender_state import SenderState
+from headrace.consumers.sync.state_directory import StateDirectory
+
+SIZE_BYTES = 100
+
+
+def decided(state: SenderState, file: str, event: FileEvent) -> None:
+    """A file is listed, sent and decided."""
+    record = FileRecord(file, "g", 1, SIZE_BYTES, "", number=state.new_number())
+    state.put_file(record)
+    state.step(state.step(record, FileEvent.BEGIN), event)
+
+
+def counted(state: SenderState) -> tuple[int, int, int]:
+    """Accepted, rejected, and bytes of accepted files."""
+    return state.counters.accepted, state.counters.rejected, state.counters.bytes_accepted
+
+
+def test_a_file_that_is_sent_again_counts_once() -> None:
+    """It is not accepted, or rejected, until it is decided again."""
+    state = SenderState({})
+    for file in ("a", "b"):
+        decided(state, file, FileEvent.ACCEPT)
+    decided(state, "c", FileEvent.REJECT)
+    assert (2, 1, 2 * SIZE_BYTES) == counted(state)
+    assert ["x"] == state.ask_again(["a", "c", "x"])
+    assert (1, 0, SIZE_BYTES) == counted(state)
+    assert FileState.WAITING is state.files["a"].state
+    for file in ("a", "c"):
+        decided(state, file, FileEvent.ACCEPT)
+    assert (3, 0, 3 * SIZE_BYTES) == counted(state)
+    state.drop_file("b")
+    assert (3, 0, 3 * SIZE_BYTES) == counted(state)
+    # Everything, also what is forgotten: that is listed as new.
+    assert [] == state.ask_again(None)
+    assert (0, 0, 0) == counted(state)
+    again = SenderState({key: value for key, value in state.changes().records.items() if value is not None})
+    assert (0, 0, 0) == counted(again)
+
+
+def test_a_sender_keeps_its_name(tmp_path: Path) -> None:
+    """Until a start gives it another one: a start without a name does not take it away."""
+    for given, kept in (("", ""), ("north", "north"), ("", "north"), ("south", "south"), ("", "south")):
+        state = StateDirectory.open(tmp_path / "d", "c", {})
+        try:
+            assert kept == state.claim("store", given).name
+        finally:
+            state.close()
