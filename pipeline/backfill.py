@@ -2,7 +2,7 @@
 
 The driver plans, keeps the progress by file, and shows it. Workers read, encode and write (`backfill_task`). Within a
 file the later of two rows of one series and time wins. Files are written beside one another, in no order, unless the
-run is `ordered`.
+job is `ordered`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def run_backfill(
     plan: BackfillPlan,
     state: BackfillState,
     *,
-    ordered: bool = False,
     on_progress: OnProgress = lambda _bytes: None,
 ) -> Backfilled:
     """Write the files of a plan; `on_progress` gets the bytes read so far.
@@ -108,7 +107,7 @@ def run_backfill(
     """
     check_session(session)
     run = _Run(session, job, plan, state)
-    with run.progress_file(), _pool(1 if ordered else session.sparkContext.defaultParallelism) as pool:
+    with run.progress_file(), _pool(1 if job.ordered else session.sparkContext.defaultParallelism) as pool:
         waiting = {pool.submit(run.write_chunk, chunk) for chunk in plan.chunks()}
         while waiting:
             finished, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)

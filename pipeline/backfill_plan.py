@@ -68,6 +68,14 @@ class BackfillJob:
     options: FormatOptions = field(default_factory=FormatOptions)
     resolution: TimeResolution = TimeResolution.US
     any_time: bool = False
+    ordered: bool = False
+    """Whether rows of a file win against those of all files before it, by name."""
+
+    def producer(self, path: str, content: str) -> str:
+        """The producer of a file with this digest of its content: the same for every repeat of it."""
+        # In order, a file may have the content of one before, and must win against what came between.
+        place = f"-{blake2b(path.encode(errors='surrogateescape'), digest_size=8).hexdigest()}" if self.ordered else ""
+        return f"file-{self.digest}-{content}{place}"
 
     @property
     def digest(self) -> str:

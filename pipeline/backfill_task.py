@@ -83,7 +83,7 @@ class _FileTask:
         path, job = self._file.path, self._job
         try:
             digest = file_digest(path)
-            positions = TaskPositions(f"file-{job.digest}-{digest}", self._file.batch, 0)
+            positions = TaskPositions(job.producer(path, digest), self._file.batch, 0)
             options = WriteOptions(job.target, job.options.tags, resolution=job.resolution)
             written = SinkTask(self._cluster, options, positions).write_tables(self._tables())
         except _REFUSED as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from headrace.connectors.log.topics import dlq
 from headrace.schemas.errors import HeadraceError
@@ -47,6 +50,11 @@ _KAFKA_AWAY = (
 )
 # Python's traceback ends with the full name of the class: our errors in a worker arrive here as text only.
 _OWN_ERROR = re.compile(r"^headrace\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
+# The last line of a traceback, which is the first one that is not indented.
+_PYTHON_CAUSE = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*([A-Za-z_][\w.]*(?:: .+)?)$", re.MULTILINE
+)
+SPARK_LOG = "its spark.log"
 _CAUSE = re.compile(r"^(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.+)$", re.MULTILINE)
 
 
@@ -100,6 +108,18 @@ def explain(error: Exception, topic: str) -> QueryFailed:
         )
     causes = _CAUSE.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # The last "Caused by" is the innermost cause.
-    reason = causes[-1][1] if causes else lines[0] if lines else "no reason given"
-    return QueryFailed(f"the query ended: {reason[:500]}", action="look into its spark.log")
+    # The last "Caused by" is the innermost cause; but an error of Python is only the text of one of Java's.
+    python = _PYTHON_CAUSE.findall(text)
+    reason = python[-1].strip() if python else causes[-1][1] if causes else lines[0] if lines else "no reason given"
+    return QueryFailed(f"the query ended: {reason[:500]}", action=f"look into {SPARK_LOG}")
+
+
+@contextmanager
+def naming_log(log_file: Path | None) -> Iterator[None]:
+    """Errors of the block name this log of Spark."""
+    try:
+        yield
+    except HeadraceError as error:
+        if log_file is not None:
+            error.action = error.action.replace(SPARK_LOG, str(log_file))
+        raise

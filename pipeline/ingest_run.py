@@ -17,7 +17,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_partitions import KafkaPartitions
 from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
-from headrace.pipeline.failures import GroupEnded, QueryFailed, WorkerLate, explain
+from headrace.pipeline.failures import SPARK_LOG, GroupEnded, QueryFailed, WorkerLate, explain
 from headrace.pipeline.ingest import Notify, RunOptions, start_query, wait_for_broker
 from headrace.pipeline.ingest_progress import (
     UNKNOWN,
@@ -68,7 +68,7 @@ def run_ingest(
         if not should_stop():
             raise SparkEnded(
                 "Spark's Java process ended",
-                action="look into its spark.log; start it again: it resumes from its checkpoint",
+                action=f"look into {SPARK_LOG}; start it again: it resumes from its checkpoint",
                 retriable=True,
             ) from error
     finally:

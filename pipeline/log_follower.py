@@ -258,6 +258,8 @@ class LogFollower:
         topic.producers.note(position.producer, position.batch, [(position.sequence, message.digest)])
         if not isinstance(body, Delete) or (body.database, body.table) != (target.database, target.table):
             return
+        if body.is_fence:
+            return
         if record.offset >= topic.start and not self._options.ignore_deletes:
             raise RowsDeleted(
                 f"rows of {target.name} were deleted, at offset {record.offset} of {record.topic}",

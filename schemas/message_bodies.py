@@ -64,7 +64,7 @@ class Write:
 @dataclass(frozen=True, slots=True)
 class Delete:
     """Hides every row of lower rank that matches: tags among the named values, start <= time < end (None =
-    unbounded).
+    unbounded). One with an empty range is a fence: only its position counts.
     """
 
     database: str
@@ -72,3 +72,8 @@ class Delete:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     start_ns: int | None = None
     end_ns: int | None = None
+
+    @property
+    def is_fence(self) -> bool:
+        """True if it can match no row."""
+        return self.start_ns is not None and self.end_ns is not None and self.start_ns >= self.end_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType, ModuleType
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.avro_schema import Column, Op, Program
+from headrace.connectors.formats.avro_schema import DECIMAL_DIGITS_MAX, Column, Op, Program
 from headrace.connectors.formats.gathered_texts import gathered, gathered_dictionary
 from headrace.connectors.formats.lines import WORD_BYTES, Bytes, Integers, words_of
 from headrace.connectors.formats.paths import Path
@@ -194,10 +195,10 @@ class _Cells:
 
 def _beyond(values: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
     """Which decimals have more digits than their type."""
-    limit = pa.scalar(10**kind.precision - 1).cast(pa.decimal128(38, 0)) if kind.precision < 38 else None
-    if limit is None:
+    if kind.precision >= DECIMAL_DIGITS_MAX:
         return np.zeros(len(values), np.bool_)
-    whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(values), values.buffers())
+    limit = pa.scalar(Decimal(10**kind.precision - 1), pa.decimal128(DECIMAL_DIGITS_MAX, 0))
+    whole = pa.Array.from_buffers(pa.decimal128(DECIMAL_DIGITS_MAX, 0), len(values), values.buffers())
     over = pc.greater(pc.abs(whole), limit)
     return np.asarray(pc.fill_null(over, fill_value=False))
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.consumers.query import query_errors
-from headrace.consumers.query.query_errors import QueryError
+from headrace.consumers.query.query_errors import QueryError, UnknownTable
 from headrace.schemas.errors import HeadraceError
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -68,7 +68,12 @@ class ScanEncoder:
 
     def failed(self, error: HeadraceError) -> bytes:
         """The scan ended early."""
-        document = {"kind": type(error).__name__, "message": error.message, "action": error.action}
+        document = {
+            "kind": type(error).__name__,
+            "message": error.message,
+            "action": error.action,
+            "retriable": error.retriable,
+        }
         return self._mark({_MARK: _FAILED, _ERROR: json.dumps(document).encode()}) + self._closed()
 
     def _mark(self, metadata: dict[bytes, bytes]) -> bytes:
@@ -147,4 +152,6 @@ def error_of(document: Any) -> QueryError:
     found = document if isinstance(document, dict) else {}
     known = getattr(query_errors, str(found.get("kind", "")), None)
     kind = known if isinstance(known, type) and issubclass(known, QueryError) else QueryError
-    return kind(str(found.get("message", "it failed")), action=str(found.get("action", "")), retriable=True)
+    # An invalid query is that at every node. But a member that does not know a table may only be behind.
+    is_final = kind not in (QueryError, UnknownTable) and found.get("retriable") is False
+    return kind(str(found.get("message", "it failed")), action=str(found.get("action", "")), retriable=not is_final)

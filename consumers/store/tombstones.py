@@ -64,6 +64,11 @@ class Tombstone:
         """True if rows of all series and times match."""
         return not (self.tags or self.slots) and self.start_ns is None and self.end_ns is None
 
+    @property
+    def is_fence(self) -> bool:
+        """True if it matches no row: it is in the log for its position alone."""
+        return self.start_ns is not None and self.end_ns is not None and self.start_ns >= self.end_ns
+
     def outranks(self, era: int, version: int) -> bool:
         """True if rows of this rank are lower."""
         return (era, version) < (self.era, self.version)

@@ -102,7 +102,7 @@ def _first_versions(entries: Sequence[SegmentEntry], files_max: int) -> Sequence
 
 def _travels(each: Tombstone, after: int, frontier: int) -> bool:
     # What another group has handed over, that group sends.
-    return after < each.came_at <= frontier and not (each.is_drop or each.slots)
+    return after < each.came_at <= frontier and not (each.is_drop or each.slots or each.is_fence)
 
 
 def _file(
@@ -124,7 +124,7 @@ def _file(
     assert known is not None, entry.name
     schema = schema_of_file(segment, entry)
     own = by_table.get(key, NO_TOMBSTONES).up_to(frontier)
-    deletes = tuple(each for each in own.unapplied(entry).items if not each.is_drop)
+    deletes = tuple(each for each in own.unapplied(entry).items if not (each.is_drop or each.is_fence))
     schema = _with_resolution(schema, known.schema)
     digest = xxhash.xxh3_128_digest(content)
     return UndecidedFile(entry, schema, known.database, deletes, segment, series, len(content), digest)

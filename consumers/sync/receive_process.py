@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,15 @@ from headrace.consumers.sync.receiver_metrics import receiver_text
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.consumers.sync.topics import cluster_identity, ensure_sync_topics
 from headrace.producers.cluster import Cluster
+from headrace.schemas.errors import HeadraceError
 
 OWNERS_DIRECTORY, DECIDED_DIRECTORY = "owners", "decided"
-NAME_FILE = "receiver-id"
+NAME_FILE, CENTRE_FILE = "receiver-id", "centre.json"
 STAGE_THREADS_PER_LOAD = 3
+
+
+class ReceiverForeign(HeadraceError):
+    """The directory of a receiver of another centre."""
 
 
 def consumer_group(topics: Topics) -> str:
@@ -41,7 +47,7 @@ class ReceiveProcess:
     ) -> None:
         """`name` is that of the receiver in its group; by default one that its directory keeps.
 
-        Raises DirectoryHeld, SyncTopicUnsuitable, ViewUnwritable, and the errors of the log.
+        Raises DirectoryHeld, ReceiverForeign, SyncTopicUnsuitable, ViewUnwritable, and the errors of the log.
         """
         self._settings = settings
         self._opened = ExitStack()
@@ -55,6 +61,8 @@ class ReceiveProcess:
         settings, log, topics = self._settings, cluster.log, cluster.topics
         lock = DirectoryLock(directory, purpose="directory of a receiver")
         self._opened.callback(lock.release)
+        centre = cluster_identity(log, topics)
+        _check_centre(directory, topics.cluster, centre)
         self.name = name or _kept_name(directory)
         # Before the first file comes: else its group would seem to have no leader.
         cluster.watch.start()
@@ -68,7 +76,7 @@ class ReceiveProcess:
         self._loader = FileLoader(cluster, owners, GroupMembers(cluster), pool, settings.retry_s)
         self.receiver = Receiver(
             topics,
-            cluster_identity(log, topics),
+            centre,
             IncomingFiles(directory),
             decided,
             self._loader,
@@ -108,6 +116,25 @@ class ReceiveProcess:
     def close(self) -> None:
         """Release everything."""
         self._opened.close()
+
+
+def _check_centre(directory: Path, cluster: str, identity: str) -> None:
+    """Bind a directory to a centre; the first one counts. Raises ReceiverForeign."""
+    path, wanted = directory / CENTRE_FILE, {"cluster": cluster, "identity": identity}
+    if not path.exists():
+        write_atomically(path, json.dumps(wanted, indent=1, sort_keys=True))
+        return
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        known = str(found["cluster"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReceiverForeign(f"{path} cannot be read: {error!r}", action="give another --data-dir") from error
+    if found != wanted:
+        what = f"centre {cluster} before it was made again" if known == cluster else f"centre {known}"
+        raise ReceiverForeign(
+            f"{directory} is the directory of a receiver of {what}",
+            action="give another --data-dir; what is in it comes from the topics of its centre",
+        )
 
 
 def _kept_name(directory: Path) -> str:

@@ -27,60 +27,81 @@ class ViewUnwritable(HeadraceError):
 
 
 class ViewDatabase:
-    """Owns `directory`. `next` is the offset behind the records that were taken. One thread at a time."""
+    """Owns `directory`. One thread at a time."""
 
     def __init__(self, directory: Path, topic_id: str) -> None:
         """Raises ViewUnwritable."""
         self._directory = create_directories(directory)
         self._topic_id = topic_id
-        self._open()
-        value = self._database.get(PLACE)
-        place = {} if value is None else json.loads(value)
-        if value is not None and place["topic_id"] != topic_id:
-            self._database.close()
-            shutil.rmtree(directory)
-            create_directories(directory)
-            self._open()
-            place = {}
-        self.next = int(place.get("next", 0))
+        self._open: Rdict | None = None
+        """None behind a failed write, until the next use."""
+        self._next = 0
+        self._opened()
+
+    @property
+    def next(self) -> int:
+        """The offset behind the records that were taken. Raises ViewUnwritable behind a failed write."""
+        self._opened()
+        return self._next
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys."""
+        """The values of keys. Raises ViewUnwritable behind a failed write."""
         # One call for all: each call holds the interpreter lock.
-        found: list[bytes | None] = self._database.get(list(keys)) if keys else []  # type: ignore[assignment]
+        found: list[bytes | None] = self._opened().get(list(keys)) if keys else []  # type: ignore[assignment]
         return found
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """What has keys that begin with a prefix, without it, in order."""
-        items: Iterator[tuple[bytes, bytes]] = self._database.items(from_key=prefix)  # type: ignore[assignment]
+        """What has keys that begin with a prefix, without it, in order. Raises ViewUnwritable behind a failed write."""
+        items: Iterator[tuple[bytes, bytes]] = self._opened().items(from_key=prefix)  # type: ignore[assignment]
         for key, value in items:
             if not key.startswith(prefix):
                 return
             yield key[len(prefix) :], value
 
     def put(self, values: Mapping[bytes, bytes], following: int) -> None:
-        """Set values; the next record is at `following`. Raises ViewUnwritable."""
+        """Set values; the next record is at `following`. Raises ViewUnwritable: read again from `next` then."""
         batch = WriteBatch(raw_mode=True)
         for key, value in values.items():
             batch.put(key, value)
         batch.put(PLACE, json.dumps({"topic_id": self._topic_id, "next": following}).encode())
+        database = self._opened()
         try:
-            self._database.write(batch)
+            database.write(batch)
         # rocksdict raises a bare Exception for every condition, and refuses every write after a failed one.
         except Exception as error:
+            self._open = None
             with contextlib.suppress(Exception):
-                self._database.close()
-            self._open()
+                database.close()
             raise ViewUnwritable(
                 f"{self._directory} cannot be written: {error}", action="check the disk", retriable=True
             ) from error
-        self.next = following
+        self._next = following
 
     def close(self) -> None:
         """Release the directory."""
-        self._database.close()
+        if self._open is not None:
+            self._open.close()
 
-    def _open(self) -> None:
+    def _opened(self) -> Rdict:
+        """The database, opened if need be. Raises ViewUnwritable."""
+        if self._open is None:
+            database = self._database()
+            value = database.get(PLACE)
+            if value is not None and json.loads(value)["topic_id"] != self._topic_id:
+                database.close()
+                self._clear()
+                database, value = self._database(), None
+            # Its newest writes may be gone with the one that failed.
+            self._next = 0 if value is None else int(json.loads(value)["next"])
+            self._open = database
+        return self._open
+
+    def _clear(self) -> None:
+        # Everything in it is in the topic.
+        shutil.rmtree(self._directory)
+        create_directories(self._directory)
+
+    def _database(self) -> Rdict:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
@@ -89,11 +110,11 @@ class ViewDatabase:
         options.set_keep_log_file_num(2)
         options.set_stats_dump_period_sec(0)
         try:
-            self._database = Rdict(str(self._directory), options)
+            return Rdict(str(self._directory), options)
         except Exception as error:
             if "Corruption" not in str(error):
-                raise ViewUnwritable(f"{self._directory} cannot be opened: {error}", action="check the disk") from error
-            # Everything in it is in the topic.
-            shutil.rmtree(self._directory)
-            create_directories(self._directory)
-            self._database = Rdict(str(self._directory), options)
+                raise ViewUnwritable(
+                    f"{self._directory} cannot be opened: {error}", action="check the disk", retriable=True
+                ) from error
+            self._clear()
+            return Rdict(str(self._directory), options)

@@ -83,11 +83,11 @@ def backfill(
         options = format_options(table, None, tags, tag, time_column, time_unit, time_format, delimiter)
         keep_pandas_out()
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        job, paths = _job(loaded, patterns, database, table, form, options, any_time)
+        job, paths = _job(loaded, patterns, database, table, form, options, any_time, ordered=ordered)
         begun_s = time.monotonic()
         identity = _prepare(job, output, no_tags=no_tags)
         place = checkpoint or data_dir / job.target.cluster / "backfill" / job.target.name
-        done = _run(output, loaded, job, paths, place, identity, (again, changed, ordered))
+        done = _run(output, loaded, job, paths, place, identity, (again, changed))
         _report(output, done, time.monotonic() - begun_s)
 
 
@@ -99,10 +99,12 @@ def _job(
     form: str,
     options: FormatOptions,
     any_time: bool,
+    *,
+    ordered: bool,
 ) -> tuple[BackfillJob, list[str]]:
     """(the job, its files). Raises FilesMissing, ClientSettingsRefused."""
     from headrace.connectors.log.client_check import check_client_settings
-    from headrace.pipeline.backfill_plan import BackfillJob, find_files
+    from headrace.pipeline.backfill_plan import BackfillFormat, BackfillJob, find_files
     from headrace.pipeline.source_options import Target
     from headrace.schemas.tables import TimeResolution
 
@@ -113,7 +115,8 @@ def _job(
     place, kafka = settings.cluster, tuple(sorted(settings.kafka.items()))
     target = Target(database, table, place.name, place.bootstrap, kafka)
     resolution = TimeResolution(settings.write.time_resolution)
-    return BackfillJob(target, "csv" if form == "csv" else "parquet", options, resolution, any_time), paths
+    kind: BackfillFormat = "csv" if form == "csv" else "parquet"
+    return BackfillJob(target, kind, options, resolution, any_time, ordered), paths
 
 
 def _settings(
@@ -138,39 +141,40 @@ def _run(
     paths: list[str],
     directory: Path,
     identity: str,
-    how: tuple[bool, bool, bool],
+    how: tuple[bool, bool],
 ) -> Backfilled:
     from headrace.pipeline.backfill import Backfilled
     from headrace.pipeline.backfill_plan import plan_files
     from headrace.pipeline.backfill_state import BackfillState
 
-    again, changed, ordered = how
+    again, changed = how
     with BackfillState(directory, f"{identity}/{job.digest}") as state:
         plan = plan_files(job, paths, state, again=again, changed=changed)
         if not plan.files:
             return Backfilled(skipped=plan.written_before)
-        return _through_spark(output, settings, job, plan, state, ordered=ordered)
+        return _through_spark(output, settings, job, plan, state)
 
 
 def _through_spark(
-    output: Output, settings: Settings, job: BackfillJob, plan: object, state: BackfillState, *, ordered: bool
+    output: Output, settings: Settings, job: BackfillJob, plan: object, state: BackfillState
 ) -> Backfilled:
     from headrace.pipeline.backfill import run_backfill
     from headrace.pipeline.backfill_plan import BackfillPlan
+    from headrace.pipeline.failures import naming_log
     from headrace.pipeline.session import end_session, open_session
 
     assert isinstance(plan, BackfillPlan), plan
-    limits = settings.ingest
+    limits, log_file = settings.ingest, state.directory / "spark.log"
     session = open_session(
         f"headrace backfill {job.target.name}",
-        log_file=state.directory / "spark.log",
+        log_file=log_file,
         settings={
             "spark.master": f"local[{limits.threads}]",
             "spark.driver.memory": f"{limits.driver_memory_mb}m",
         },
         progress=output.note,
     )
-    with end_session(session), output.progress("writing", plan.size_bytes, "B") as advance:
+    with naming_log(log_file), end_session(session), output.progress("writing", plan.size_bytes, "B") as advance:
         shown = 0
 
         def move(done: int) -> None:
@@ -178,7 +182,7 @@ def _through_spark(
             advance(done - shown)
             shown = done
 
-        return run_backfill(session, job, plan, state, ordered=ordered, on_progress=move)
+        return run_backfill(session, job, plan, state, on_progress=move)
 
 
 def _report(output: Output, done: Backfilled, seconds: float) -> None:

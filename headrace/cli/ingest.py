@@ -184,6 +184,7 @@ def _ingest(
 ) -> IngestProgress:
     from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
+    from headrace.pipeline.failures import naming_log
     from headrace.pipeline.ingest import prepare
     from headrace.pipeline.ingest_run import run_ingest
     from headrace.pipeline.session import end_session, open_session
@@ -196,9 +197,10 @@ def _ingest(
         # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it
         # interrupts at once.
         signals.begin_work()
+        log_file = held.log_file if held else None
         session = open_session(
             f"headrace ingest {job.topic}",
-            log_file=held.log_file if held else None,
+            log_file=log_file,
             settings={
                 "spark.master": f"local[{limits.threads}]",
                 "spark.driver.memory": f"{limits.driver_memory_mb}m",
@@ -206,7 +208,7 @@ def _ingest(
             keep_open=held.descriptors if held else (),
             progress=output.note,
         )
-        with end_session(session), live_display(job.topic, output) as show:
+        with naming_log(log_file), end_session(session), live_display(job.topic, output) as show:
 
             def on_progress(progress: IngestProgress) -> None:
                 metrics.note(progress)

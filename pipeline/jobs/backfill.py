@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
         # Before Kafka: a misspelt name must not wait for a broker first.
         paths = find_files(given.patterns)
         target = Target(given.database, given.table, given.cluster, given.bootstrap, settings)
-        job = BackfillJob(target, given.format, options, TimeResolution(given.time_resolution), given.any_time)
+        resolution = TimeResolution(given.time_resolution)
+        job = BackfillJob(target, given.format, options, resolution, given.any_time, given.ordered)
         identity = prepare(job, WAIT_S, notify, no_tags=given.no_tags)
         with BackfillState(Path(given.checkpoint), f"{identity}/{job.digest}") as state:
             plan = plan_files(job, paths, state, again=given.again, changed=given.changed)
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
             if plan.files:
                 session = open_session(f"headrace backfill {target.name}")
                 try:
-                    done = run_backfill(session, job, plan, state, ordered=given.ordered)
+                    done = run_backfill(session, job, plan, state)
                 finally:
                     session.stop()
     except HeadraceError as error:

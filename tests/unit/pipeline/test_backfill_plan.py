@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,6 +54,15 @@ def test_patterns_give_each_file_once(tmp_path: Path) -> None:
         find_files([f"{tmp_path}/*.parquet"])
     with pytest.raises(FilesMissing, match="is a directory"):
         find_files([str(tmp_path)])
+
+
+def test_a_repeat_has_the_producer_of_the_first_time() -> None:
+    """From whatever folder. In order a file with the content of an earlier one is another one, and wins again."""
+    plain, ordered = job_of(), replace(job_of(), ordered=True)
+    assert plain.producer("a.csv", "d") == plain.producer("b/a.csv", "d") != plain.producer("a.csv", "e")
+    assert ordered.producer("a.csv", "d") == ordered.producer("a.csv", "d")
+    assert len({each.producer(path, "d") for each in (plain, ordered) for path in ("a.csv", "b.csv", "b\udcff")}) == 4
+    assert plain.digest == ordered.digest
 
 
 def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> None:

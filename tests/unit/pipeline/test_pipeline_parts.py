@@ -34,7 +34,7 @@ from headrace.pipeline.checkpoint import (
     local_folder,
     make_batch_durable,
 )
-from headrace.pipeline.failures import GroupEnded, KafkaLost, QueryFailed, RawDataLost, explain
+from headrace.pipeline.failures import GroupEnded, KafkaLost, QueryFailed, RawDataLost, explain, naming_log
 from headrace.pipeline.ingest_progress import Counts, RunCounts, observed_counts, position_of, progress_of
 from headrace.pipeline.package import build_package
 from headrace.pipeline.raw_lag import RawLag
@@ -211,6 +211,22 @@ def test_the_message_of_the_cause_is_passed_on() -> None:
         "No space left"
         in explain(RuntimeError("Caused by: java.io.IOException: No space left on device"), "raw").message
     )
+    python = """[STREAM_FAILED] Query [id = 1] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] x
+Return Message: Traceback (most recent call last):
+  File "a.py", line 1, in call
+    raise e
+  File "b.py", line 7, in _beyond
+
+OverflowError: Python int too large to convert to C long
+
+\tat org.apache.spark.sql.X.f(X.scala:1)
+Caused by: py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: Traceback (most recent
+"""
+    failed = explain(RuntimeError(python), "raw")
+    assert failed.message == "the query ended: OverflowError: Python int too large to convert to C long"
+    with pytest.raises(QueryFailed) as raised, naming_log(Path("/state/spark.log")):
+        raise failed
+    assert raised.value.action == "look into /state/spark.log"
     own = explain(
         RuntimeError("x\nheadrace.consumers.membership.cluster.NoCluster: cluster 'c' does not exist\n"), "raw"
     )

@@ -8,9 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.query.query_errors import AnswerStale, NotReady, QueryError
+from headrace.consumers.query.query_errors import (
+    AnswerStale,
+    NotReady,
+    QueryError,
+    QueryInvalid,
+    QueryMemory,
+    UnknownTable,
+)
 from headrace.consumers.query.scan_request import TAG_TYPE, TAG_VALUES_MAX, RemoteScanRequest, ScanInvalid, wire_schema
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder, SchemaAhead, error_of, read_scan
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import FieldType, TableSchema
 
 PUMPS = TableSchema("plant", "pumps", 3, ("pump",), (("flow", FieldType.FLOAT64), ("count", FieldType.INT64)))
@@ -79,6 +87,26 @@ def test_the_error_of_a_member_arrives_as_its_own_class() -> None:
     assert NotReady is type(error_of({"kind": "NotReady", "message": "m"}))
     for document in ({"kind": "HeadraceError"}, {"kind": "Iterable"}, {}, None, "text"):
         assert QueryError is type(error_of(document))
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable"),
+    [
+        (QueryInvalid("Conversion Error: x"), False),
+        (QueryMemory("it needs more"), False),
+        (AnswerStale.because("it was stopped"), True),
+        # A member that is behind does not know each table yet.
+        (UnknownTable("no table a.b"), True),
+        # Whoever is no query error is one of that member.
+        (HeadraceError("the disk is full"), True),
+    ],
+)
+def test_what_no_member_can_answer_is_not_to_be_retried(error: HeadraceError, retriable: bool) -> None:
+    """A client that retries would repeat a hopeless query until its time is over. Older members send no flag."""
+    with pytest.raises(QueryError) as raised:
+        read(ScanEncoder(SCHEMA).failed(error))
+    assert retriable is raised.value.retriable
+    assert error_of({"kind": type(error).__name__, "message": "m"}).retriable
 
 
 def test_a_newer_schema_is_not_rounded_to_an_older_one() -> None:

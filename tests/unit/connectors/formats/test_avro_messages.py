@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import io
 import json
 from decimal import Decimal
@@ -317,6 +318,27 @@ def test_typed_columns_follow_the_rules_of_fields() -> None:
         [row] = parse_messages("confluent-avro", values, times, given).tables["t"].to_pylist()
     assert {"d": -1.25, "day": "2026-01-02", "n": 5.0, "time": 10**9} == row
     assert isinstance(row["n"], float)
+
+
+@pytest.mark.parametrize("precision", [1, 18, 19, 20, 37, 38])
+def test_decimals_have_up_to_38_digits(precision: int) -> None:
+    """Beyond 18 a limit is no int64. A value with more digits than its type costs its row."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 1}
+    wide = {**kind, "precision": min(38, precision + 1)}
+    whole = [1, -1, 10**precision - 1, 1 - 10**precision, *([10**precision] if precision < 38 else [])]
+    schema = {"type": "record", "name": "T", "fields": [{"name": "d", "type": kind}]}
+    wider = {**schema, "fields": [{"name": "d", "type": wide}]}
+    with schema_registry() as registry:
+        frame = b"\0" + registry.register(schema).to_bytes(4, "big")
+        given = FormatOptions(table="t", schemas=SchemaPlace(registry=registry.url))
+        with decimal.localcontext(prec=60):
+            values = [frame + encoded(wider, {"d": Decimal(each).scaleb(-1)}) for each in whole]
+        parsed = parse_messages("confluent-avro", pa.array(values, pa.binary()), pa.array([1] * len(values)), given)
+    kept = [each for each in whole if abs(each) < 10**precision]
+    # One that float64 cannot hold is refused, as everywhere.
+    assert [0.1, -0.1] == parsed.tables["t"]["d"].to_pylist()[:2]
+    assert len(kept) == 4
+    assert parsed.tables["t"].num_rows + parsed.rejected.num_rows == len(whole)
 
 
 def test_a_registry_is_asked_once_for_each_schema_and_follows_references() -> None:
