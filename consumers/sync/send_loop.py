@@ -84,6 +84,8 @@ class SendLoop:
         self._show_at_s = 0.0
         self._failing_since_s: float | None = None
         self._pause_s = PAUSE_FIRST_S
+        self.rejections: list[str] = []
+        """What the centre has rejected by the end of `run`, in this run or before."""
 
     def run(self) -> dict[str, Any]:
         """Send until all is sent (`once`), or until it is to stop; the counts of this run.
@@ -102,6 +104,7 @@ class SendLoop:
                 pass
             finally:
                 self._show(sender, state, force=True)
+                self.rejections = sender.state.rejections()
             return sender.figures() | {"seconds": round(time.monotonic() - begin_s, 3)}
 
     def _open(self, opened: ExitStack) -> tuple[Sender, StateDirectory]:

@@ -15,6 +15,7 @@ from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.send_settings import REJECTED_KEPT_MAX
 
 NUMBERS_RESERVED = 1_000
+DELETES_REJECTED = "deletes up to version"
 _COUNTERS = b"counters"
 _FILE, _GROUP = b"f/", b"g/"
 
@@ -50,6 +51,11 @@ class GroupRecord:
     deletes_body: str = ""
     lower: bool = False
     error: str = ""
+
+    @property
+    def rejection(self) -> str:
+        """Why deletes of it were rejected, "" if none were."""
+        return self.error if self.error.startswith(DELETES_REJECTED) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +205,16 @@ class SenderState:
             self._put_counters(replace(self.counters, accepted=0, bytes_accepted=0))
         for group, version in lowest.items():
             known = self.group(group)
-            self.put_group(replace(known, progress=min(known.progress, version - 1), lower=True), sync=True)
+            error = known.error if files is not None else ""
+            progress = min(known.progress, version - 1)
+            self.put_group(replace(known, progress=progress, lower=True, error=error), sync=True)
         return unknown
+
+    def rejections(self) -> list[str]:
+        """What the centre has rejected and still lacks, each with the reason."""
+        files = [f"{each.file}: {each.error}" for each in self.files.values() if each.state is FileState.REJECTED]
+        groups = sorted(self.groups.items())
+        return [*sorted(files), *(f"group {name}: {each.rejection}" for name, each in groups if each.rejection)]
 
     def changes(self) -> Changes:
         """What was changed since `written`."""

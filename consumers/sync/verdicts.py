@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.consumers.sync.file_states import FileEvent, FileRecord
-from headrace.consumers.sync.sender_state import SenderState
+from headrace.consumers.sync.sender_state import DELETES_REJECTED, SenderState
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_names import group_identity
 from headrace.schemas.sync_records import SyncVerdict, Verdict
@@ -56,7 +56,8 @@ def apply_deletes_verdict(state: SenderState, verdict: SyncVerdict) -> bool:
         state.put_group(replace(known, deletes_body="", error=verdict.message), sync=True)
         return True
     rejected = verdict.state is Verdict.REJECTED
-    why = f"deletes up to version {known.deletes_sent} were rejected: {verdict.message}" if rejected else ""
+    # One that was rejected stays known: those behind it do not cure it.
+    why = f"{DELETES_REJECTED} {known.deletes_sent} were rejected: {verdict.message}" if rejected else known.rejection
     # Durable before any file: sent a second time behind one, they would hide its rows at the centre.
     state.put_group(replace(known, deletes_accepted=known.deletes_sent, deletes_body="", error=why), sync=True)
     return True

@@ -18,7 +18,7 @@ from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 
 if TYPE_CHECKING:
-    from headrace.consumers.sync.send_loop import SendOptions
+    from headrace.consumers.sync.send_loop import SendLoop, SendOptions
     from headrace.terminal.output import Output
     from headrace.terminal.progress_bar import Advance
     from headrace.terminal.stop_signals import StopSignals
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EXIT_LEFT = 3
 """Files were rejected, or are left for another round."""
 FILES_SHOWN = 20
+REJECTIONS_SHOWN = 5
 KEPT_BYTES_MAX = 64 << 20
 """Freed memory that a sender keeps: it runs on small machines."""
 sync = typer.Typer(help="Sealed rows of an edge, sent to a centre.", no_args_is_help=True)
@@ -65,7 +66,7 @@ def send(
 ) -> None:
     """Send what the centre has not decided about, again and again, until SIGTERM or Ctrl-C.
 
-    With --once it ends with 0 when all was accepted, 3 when files were rejected or left, 1 on a failure.
+    With --once it ends with 0 when all was accepted, 3 when files are rejected or left, 1 on a failure.
     """
     code = 0
     with run_command(json_output) as output:
@@ -87,9 +88,13 @@ def send(
             md5=_is_md5(digest),
             kafka=loaded.kafka,
         )
-        figures, received = _send(SendLoop, options, output)
+        figures, received, rejections = _send(SendLoop, options, output)
+        for line in rejections[:REJECTIONS_SHOWN]:
+            output.note(f"rejected: {line}")
+        if len(rejections) > REJECTIONS_SHOWN:
+            output.note(f"and {len(rejections) - REJECTIONS_SHOWN:,} more: headrace sync status")
         output.result(figures)
-        code = _send_code(figures, received, once=once)
+        code = _send_code(figures, received, once=once, rejected=bool(rejections))
     raise typer.Exit(code)
 
 
@@ -184,16 +189,16 @@ def _node_url(node: str) -> str:
     return NodeClient(node).url
 
 
-def _send_code(figures: Mapping[str, Any], received: int, *, once: bool) -> int:
+def _send_code(figures: Mapping[str, Any], received: int, *, once: bool, rejected: bool) -> int:
     if received == signal.SIGINT:
         return EXIT_INTERRUPTED
-    left = figures["rejected"] or figures["failed"] or figures["waiting"]
+    left = rejected or figures["failed"] or figures["waiting"]
     # One that was stopped does not know what is left: its round may not have begun.
     return EXIT_LEFT if once and (left or received) else 0
 
 
-def _send(loop: Any, options: SendOptions, output: Output) -> tuple[dict[str, Any], int]:
-    """The counts of a run, and the signal that has ended it, 0 for none."""
+def _send(loop: type[SendLoop], options: SendOptions, output: Output) -> tuple[dict[str, Any], int, list[str]]:
+    """The counts of a run, the signal that has ended it, 0 for none, and what is rejected."""
     from headrace.consumers.sync.sender import NOTHING_SENT
     from headrace.terminal.stop_signals import stop_signals
 
@@ -202,15 +207,16 @@ def _send(loop: Any, options: SendOptions, output: Output) -> tuple[dict[str, An
     began_s = time.monotonic()
     with stop_signals(output.note) as signals, output.progress("sending", None, "B") as advance:
         watcher = _Watcher(output, signals, advance)
+        sending = loop(options, watcher)
         try:
-            figures: dict[str, Any] = loop(options, watcher).run()
+            figures = sending.run()
         except KeyboardInterrupt:
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere, and so does a
             # second signal within a round: its counts are not known here.
             if signals.received == signal.SIGINT or watcher.has_begun:
                 raise
             figures = {**NOTHING_SENT, "seconds": round(time.monotonic() - began_s, 3)}
-    return figures, signals.received
+    return figures, signals.received, sending.rejections
 
 
 class _Watcher:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.state_directory import StateDirectory
+from headrace.consumers.sync.verdicts import apply_deletes_verdict
+from headrace.schemas.sync_records import SyncVerdict, Verdict
 
 SIZE_BYTES = 100
 
@@ -43,6 +46,21 @@ def test_a_file_that_is_sent_again_counts_once() -> None:
     assert (0, 0, 0) == counted(state)
     again = SenderState({key: value for key, value in state.changes().records.items() if value is not None})
     assert (0, 0, 0) == counted(again)
+
+
+def test_rejected_deletes_stay_known() -> None:
+    """Also behind others that are accepted: the centre still lacks them. Everything sent again makes a new start."""
+    state = SenderState({})
+    for number, verdict in ((1, Verdict.REJECTED), (2, Verdict.ACCEPTED)):
+        sent = replace(state.group("g"), deletes_number=number, deletes_sent=7 * number, deletes_body="d")
+        state.put_group(sent)
+        answer = SyncVerdict("s", number, "g/1", b"", verdict, message="why")
+        assert apply_deletes_verdict(state, answer)
+        assert ["group g: deletes up to version 7 were rejected: why"] == state.rejections()
+    decided(state, "c", FileEvent.REJECT)
+    assert "c: " == state.rejections()[0]
+    state.ask_again(None)
+    assert [] == state.rejections()
 
 
 def test_a_sender_keeps_its_name(tmp_path: Path) -> None:
