@@ -38,7 +38,7 @@ CHUNK_FILES = 64
 """Small files share a task, which costs a tenth of a second."""
 PROGRESS_BYTES = 8
 """Of each file, in the file of this machine by which tasks tell how far they are."""
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 
 
 class FilesMissing(HeadraceError):
@@ -236,6 +236,8 @@ def _csv_columns(path: str, options: FormatOptions) -> Sequence[str]:
         packed = stream.read(2) == _GZIP_MAGIC
     with gzip.open(path) if packed else open(path, "rb") as stream:
         first = stream.read(HEADER_BYTES_MAX)
+    if first.startswith(_PARQUET_MAGIC):
+        raise FileRefused(f"{path} is a Parquet file", action="give --format parquet")
     # Without the names of tags: the error about a missing one names near ones.
     header, _ = header_of(lines_of_buffer(memoryview(first)), replace(options, tags=()))
     if header is None:

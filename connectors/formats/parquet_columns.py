@@ -27,7 +27,8 @@ def refused_columns(file: pq.ParquetFile, options: FormatOptions) -> dict[str, s
     refused |= _misfits(file, [column.name for column in fields if _depends_on_values(column.type)], options)
     if fields and len(refused) == len(fields):
         reasons = "; ".join(f"column {name!r}: {reason}" for name, reason in refused.items())
-        raise ColumnTypeError(f"no column can be a field: {reasons}", action="convert one to numbers, booleans or text")
+        action = "convert one to numbers, booleans or text that fit int64 or float64"
+        raise ColumnTypeError(f"no column can be a field: {reasons}", action=action)
     return refused
 
 
@@ -60,5 +61,5 @@ def _misfits(file: pq.ParquetFile, names: list[str], options: FormatOptions) -> 
             try:
                 field_values(name, pa.chunked_array([batch.column(name)]), declared.get(name))
             except ColumnTypeError as error:
-                refused[name] = error.message
+                refused[name] = error.message.removeprefix(f"column {name!r} ").removeprefix(f"field {name!r} ")
     return refused

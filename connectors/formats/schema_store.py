@@ -158,8 +158,9 @@ class Registry:
             except _SilentError as silent:
                 if deadline.passed():
                     raise RegistryUnavailable(
-                        f"the schema registry at {self.url} does not answer: {silent}",
+                        f"the schema registry at {self.url} gives no schema: {silent}",
                         action="check --registry and the registry; nothing was skipped",
+                        retriable=True,
                     ) from None
             time.sleep(REGISTRY_PAUSE_S)
 
@@ -225,6 +226,12 @@ def schema_store(place: SchemaPlace) -> SchemaStore:
     return _stores[place]
 
 
+def _has_port(place: str) -> bool:
+    """Whether the port of a URL is a number, or there is none."""
+    number = place.rpartition("]")[2].partition(":")
+    return not number[1] or (number[2].isascii() and number[2].isdigit() and 0 < int(number[2]) < 1 << 16)
+
+
 def check_place(place: SchemaPlace, *, numbered: bool) -> None:
     """Raise OptionsError unless the place can have the schemas: those by id, or the one of all messages."""
     if place.directory is not None and place.registry is not None:
@@ -239,7 +246,7 @@ def check_place(place: SchemaPlace, *, numbered: bool) -> None:
                 "the URL of a registry must not have a user or a password",
                 action="set ingest.registry_user and ingest.registry_password",
             )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts.netloc):
             raise OptionsError(f"{place.registry!r} is no URL of a registry", action="as http://registry:8081")
     elif place.directory is None:
         more = " or --registry URL" if numbered else ""

@@ -127,6 +127,11 @@ class KafkaLog:
 
         return self._admin.call(topic, describe)
 
+    @property
+    def write_fault(self) -> str:
+        """See Log; Kafka's disk is its own affair."""
+        return ""
+
     def written_end(self, topic: str) -> int:
         """See Log."""
         return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))

@@ -128,6 +128,11 @@ class MemoryLog:
         """See Log; includes what a test declares as `held_back`."""
         return self.describe(topic).end + self.held_back.get(topic, 0)
 
+    @property
+    def write_fault(self) -> str:
+        """See Log."""
+        return ""
+
     def truncate(self, topic: str, end: int) -> None:
         """Delete every record from an offset on, as an unclean leader election does."""
         with self._changed:

@@ -232,6 +232,11 @@ class Log(Protocol):
         """
         ...
 
+    @property
+    def write_fault(self) -> str:
+        """What records that were appended wait for at this moment, if the log itself knows: a full disk. Else empty."""
+        ...
+
     def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> Reader:
         """A reader of these topics from these offsets; `name` is the consumer group shown to lag tools.
 

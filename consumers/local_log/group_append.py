@@ -93,6 +93,8 @@ class GroupAppend:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._closed = False
+        self.fault = ""
+        """Why what waits cannot be written at this moment, empty while it can."""
         self._thread = threading.Thread(target=self._run, name="local-log-append", daemon=True)
         self._thread.start()
 
@@ -162,7 +164,8 @@ class GroupAppend:
             except (UpdateFailed, LogFailed, CheckpointFailed) as error:
                 # Certainly not written, and readers have seen nothing of it.
                 if not self._closed and not deadline.passed():
-                    _log.warning("the local log cannot be written, and is tried again", error=str(error))
+                    self.fault = str(error)
+                    _log.warning("the local log cannot be written, and is tried again", error=self.fault)
                     time.sleep(RETRY_PAUSE_S)
                     group = accepted
                     continue
@@ -178,6 +181,7 @@ class GroupAppend:
                 _log.exception("the local log failed")
                 _fail(accepted, AppendUnknown(f"the local log failed: {error}", action="look into the node's log"))
             else:
+                self.fault = ""
                 for each, offset in zip(accepted, offsets, strict=True):
                     each.report(offset, None)
             return

@@ -86,6 +86,12 @@ class LocalLog:
         """See Log; there are no transactions."""
         return self._open.store.state(topic).end
 
+    @property
+    def write_fault(self) -> str:
+        """See Log."""
+        opened = self._opened
+        return "" if opened is None else opened.appends.fault
+
     def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> LocalReader:
         """See Log."""
         del name, follow

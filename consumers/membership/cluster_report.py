@@ -176,13 +176,18 @@ class ClusterReport:
 
     def _waiting_for(self, change: RunningChange) -> Sequence[str]:
         if change.groups_waiting:
-            return [f"group {header}" for header in change.groups_waiting]
+            return [f"group {header}{self._unfit(header)}" for header in change.groups_waiting]
         if not change.formal:
             return ["leader of the metadata group"]
         return [
             f"node {member}: {count} slots of group {header}{self._reason(header, member)}"
             for header, member, count in change.members_waiting()
         ]
+
+    def _unfit(self, header: str) -> str:
+        """A member that keeps a group from its new members, such as one with a full disk, behind a colon."""
+        unfit = (each for each in self._members(header) if each.reason and not each.eligible)
+        return next((f": node {each.node}, {each.reason}" for each in unfit), "")
 
     def _reason(self, header: str, member: str) -> str:
         """What a member names as the cause, behind a comma; empty when it is offline, or names none."""

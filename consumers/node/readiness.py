@@ -207,12 +207,21 @@ class Readiness:
     def refusals(self) -> list[str]:
         """Why this node serves no group at all, whatever their states."""
         if self.joining:
-            return [self.joining]
+            return [self.joining, *self._faults()]
         if failure := self.membership_failure():
             return [failure]
         if self._heartbeat.fenced:
+            if fault := self._heartbeat.write_fault:
+                return [f"the log of this node cannot be written: {fault}"]
             return [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
         return []
+
+    def _faults(self) -> list[str]:
+        """What an operator must cure before a node that joins can go on."""
+        if fault := self._log_consumer.journal_fault:
+            return [f"journal: {fault}"]
+        faults = (group.health.reason for group in self._groups.values() if group.health.refuses(Use.QUORUM))
+        return list(dict.fromkeys(each for each in faults if each))
 
     def refusal(self, topic: str) -> str:
         """Why one group does not serve here while the node itself may, empty when it does."""

@@ -273,6 +273,11 @@ class Heartbeat:
         return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
 
     @property
+    def write_fault(self) -> str:
+        """What its statuses wait for to be appended, if the log knows; see Log."""
+        return self._log.write_fault
+
+    @property
     def fencings(self) -> int:
         """How often this node was fenced, counted when it stops being so.
 

@@ -112,7 +112,7 @@ def _recovery(name: str, recovery: Mapping[str, Any]) -> tuple[Any, ...]:
         f"{_size(recovery['bytes_done'])} of {_size(recovery['bytes_total'])}" if recovery["bytes_total"] else "-",
         f"{recovery['offsets_done']} of {recovery['offsets_total']}" if recovery["offsets_total"] else "-",
         f"{100 * done / total:.0f} %" if total else "-",
-        round(recovery["seconds_left"], 1),
+        "unknown" if recovery["seconds_left"] < 0 else round(recovery["seconds_left"], 1),
         round(recovery["still_s"], 1),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,10 +89,7 @@ def send(
             kafka=loaded.kafka,
         )
         figures, received, rejections = _send(SendLoop, options, output)
-        for line in rejections[:REJECTIONS_SHOWN]:
-            output.note(f"rejected: {line}")
-        if len(rejections) > REJECTIONS_SHOWN:
-            output.note(f"and {len(rejections) - REJECTIONS_SHOWN:,} more: headrace sync status")
+        _note_rejections(output, rejections)
         output.result(figures)
         code = _send_code(figures, received, once=once, rejected=bool(rejections))
     raise typer.Exit(code)
@@ -187,6 +184,13 @@ def _node_url(node: str) -> str:
     from headrace.node_client import NodeClient
 
     return NodeClient(node).url
+
+
+def _note_rejections(output: Output, rejections: Sequence[str]) -> None:
+    for line in rejections[:REJECTIONS_SHOWN]:
+        output.note(f"rejected: {line}")
+    if len(rejections) > REJECTIONS_SHOWN:
+        output.note(f"and {len(rejections) - REJECTIONS_SHOWN:,} more: headrace sync status")
 
 
 def _send_code(figures: Mapping[str, Any], received: int, *, once: bool, rejected: bool) -> int:

@@ -226,6 +226,11 @@ class SimLog:
         self.step(ANSWER)
         return state
 
+    @property
+    def write_fault(self) -> str:
+        """See Log."""
+        return ""
+
     def written_end(self, topic: str) -> int:
         """See Log."""
         return self.answer(topic).end

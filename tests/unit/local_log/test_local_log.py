@@ -92,9 +92,12 @@ def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         appender.append(
             "a", bytes([number]) * RESERVED_BYTES, on_delivery=lambda offset, error: reports.append(error or offset)
         )
+    assert "" == LocalLog(Path("/other"), files=disk).write_fault
     assert (5, []) == (appender.flush(0.1), reports)
+    assert "space" in log.write_fault
     disk.clear_faults()
     assert 0 == appender.flush(20)
+    assert "" == log.write_fault
     assert list(range(5)) == reports == [value[0] for value in values_of(log, "a")]
     log.close()
 

@@ -29,6 +29,24 @@ def test_a_member_that_waits_names_its_cause() -> None:
     ] == report.cluster()["change"]["waiting_for"]
 
 
+def test_a_group_names_the_member_that_keeps_it_from_the_new_ones() -> None:
+    """Before the new table there are no slots to name, and a joining node with a full disk is in no other list."""
+    base = SlotTable.create(("n1", "n2", "n3"), 2, 12)
+    done = tuple(PreDone(1, header, header, 1, 1) for header in base.headers if header != "n1")
+    change = RunningChange(1, "r", ChangeKind.ADD, "n4", "s", base, base.add_node("n4"), pre_done=done)
+    detector, state = FailureDetector(), MembershipState(records=1, table=base, changes=1, change=change)
+
+    def waiting_for() -> list[str]:
+        found: list[str] = ClusterReport(state, detector).cluster()["change"]["waiting_for"]
+        return found
+
+    assert ["group n1"] == waiting_for()
+    detector.observe(1_000, replace(STATUS, group="n1", node="n1", eligible=True, reason="it leads"))
+    assert ["group n1"] == waiting_for()
+    detector.observe(1_000, replace(STATUS, group="n1", node="n4", eligible=False, reason="journal: no space"))
+    assert ["group n1: node n4, journal: no space"] == waiting_for()
+
+
 def test_the_time_left_follows_from_the_bytes_that_members_have() -> None:
     """Unknown before the first of them, then from the time since the table counts. It is of bytes, and not of slots."""
     base = SlotTable.create(("n1", "n2", "n3"), 2, 12)

@@ -116,7 +116,7 @@ def test_state_survives_a_torn_line_and_one_process_holds_it(tmp_path: Path) -> 
         ("", "is empty"),
         ("sit,time,x\na,1,2\n", r"no column 'site' for the tag.*did you mean sit"),
         ("site,at,x\na,1,2\n", "no column 'time' for the time"),
-        ("PAR1\0\xff", "control character"),
+        ("PAS1\0\xff", "control character"),
     ],
 )
 def test_csv_files_that_do_not_fit_are_refused(tmp_path: Path, text: str, named: str) -> None:
@@ -143,6 +143,15 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path, columns: dict
             plan_files(job_of("parquet"), [str(path)], state)
         with pytest.raises(FileRefused, match=r"cannot be read as parquet"):
             plan_files(job_of("parquet"), [csv(tmp_path / "b.parquet")], state)
+
+
+def test_a_parquet_file_that_is_read_as_csv_is_named_as_one(tmp_path: Path) -> None:
+    """Its bytes are in no message: they would reach a terminal."""
+    path = str(tmp_path / "a.csv")
+    pq.write_table(pa.table({"time": [1], "x": [1.5]}), path)
+    with BackfillState(tmp_path / "s", "i") as state, pytest.raises(FileRefused, match="is a Parquet file") as raised:
+        plan_files(job_of("csv"), [path], state)
+    assert str(raised.value).isprintable()
 
 
 def test_small_files_share_a_task_and_large_ones_do_not() -> None:

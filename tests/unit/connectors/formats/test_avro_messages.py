@@ -375,8 +375,9 @@ def test_a_registry_that_does_not_answer_fails_the_input(status: int) -> None:
         store = SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0)
         with pytest.raises(RegistryUnavailable):
             store.program(1, ())
-    with pytest.raises(RegistryUnavailable, match="does not answer"):
+    with pytest.raises(RegistryUnavailable, match="gives no schema") as raised:
         SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0).program(1, ())
+    assert raised.value.retriable
 
 
 def test_an_unknown_id_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,3 +416,8 @@ def test_a_registry_gets_the_password_that_it_wants() -> None:
     with pytest.raises(OptionsError, match="must not have a user") as raised:
         check_place(SchemaPlace(registry="http://reader:s3cret@registry"), numbered=True)
     assert "s3cret" not in str(raised.value)
+    for url in ("http://r:", "http://r:x", "http://r:70000", "http://[::1]:", "ftp://r"):
+        with pytest.raises(OptionsError, match="no URL of a registry"):
+            check_place(SchemaPlace(registry=url), numbered=True)
+    for url in ("http://r", "https://r:8081/path", "http://[::1]:81", "http://[::1]"):
+        check_place(SchemaPlace(registry=url), numbered=True)
