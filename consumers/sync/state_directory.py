@@ -175,7 +175,8 @@ def check_centre(directory: Path, found: SenderIdentity, centre: str, topics: Ma
             raise CentreForeign(
                 f"topic {topic} of centre {centre} was made again (id {known} is now {topics.get(topic, 'none')}): "
                 "it does not have what was sent before",
-                action=f"remove {directory} to send everything to it as a new sender; nothing was changed or deleted",
+                action=f"headrace sync forget --to-cluster {centre}, then give another --data-dir: everything is sent "
+                "as by a new sender; nothing was changed or deleted",
             )
 
 
