@@ -192,9 +192,12 @@ class Readiness:
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
+        fault = self._heartbeat.write_fault
         counted = [topic for topic in self._groups if topic not in self.surplus]
         reasons = self.refusals() or [reason for topic in counted if (reason := self._refusal_now(topic))]
-        reasons += [each for each in (self.leaving, self.missing) if each]
+        # It answers queries meanwhile, but whoever writes waits.
+        unwritable = f"writes wait, the log of this node cannot be written: {fault}" if fault else ""
+        reasons += [each for each in (self.leaving, self.missing, unwritable) if each]
         return not reasons, reasons
 
     def _refusal_now(self, topic: str) -> str:
@@ -211,8 +214,6 @@ class Readiness:
         if failure := self.membership_failure():
             return [failure]
         if self._heartbeat.fenced:
-            if fault := self._heartbeat.write_fault:
-                return [f"the log of this node cannot be written: {fault}"]
             return [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
         return []
 

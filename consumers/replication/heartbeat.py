@@ -268,6 +268,10 @@ class Heartbeat:
     @property
     def fenced(self) -> bool:
         """Whether this node must not serve: its newest status was not read back, or was sent too long ago."""
+        # A log that knows what its records wait for is this process's alone: nobody else can lead here, and what is
+        # stored can be answered from.
+        if self._read_back_ns and self._log.write_fault:
+            return False
         # Computed at each call, not by a thread: in a process that resumes after SIGSTOP an HTTP thread may
         # run first.
         return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000

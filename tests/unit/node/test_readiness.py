@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.consumers.node.readiness import FENCED, Readiness
+from headrace.consumers.node.readiness import Readiness
 
 TOPIC = "c.forward.g"
 
@@ -32,16 +32,17 @@ def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> Non
 
 
 def test_a_full_disk_is_named_where_people_look() -> None:
-    """By a node that joins, beside what it waits for, and by one whose own log has no space: Kafka is not to blame."""
+    """By a node that joins, beside what it waits for, and by one whose own log has no space: that one answers still."""
     group: Any = SimpleNamespace(name="g", health=SimpleNamespace(reason="", refuses=lambda _use: False))
     consumer: Any = SimpleNamespace(position=lambda _topic: 0, journal_fault="")
-    heartbeat: Any = SimpleNamespace(incarnation="i", fenced=True, write_fault="", error="")
+    heartbeat: Any = SimpleNamespace(incarnation="i", fenced=False, write_fault="no space left", error="")
     identity: Any = SimpleNamespace(node="n1")
     readiness = Readiness(identity, {TOPIC: group}, consumer, heartbeat, {TOPIC: 0}, 0)
-    assert [FENCED] == readiness.refusals()
-    heartbeat.write_fault = "no space left"
-    assert ["the log of this node cannot be written: no space left"] == readiness.refusals()
-    heartbeat.fenced = False
+    readiness.surplus = frozenset({TOPIC})
+    assert [] == readiness.refusals()
+    assert (False, ["writes wait, the log of this node cannot be written: no space left"]) == readiness.ready()
+    heartbeat.write_fault = ""
+    assert (True, []) == readiness.ready()
     readiness.joining = "joining"
     assert ["joining"] == readiness.refusals()
     group.health = SimpleNamespace(reason="its files are wrong", refuses=lambda _use: True)

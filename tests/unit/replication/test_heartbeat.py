@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS
 from headrace.consumers.replication.heartbeat import (
@@ -131,6 +133,21 @@ def test_a_node_is_fenced_until_it_has_read_its_own_status_back() -> None:
         assert (False, fencings) == (beat.fenced, beat.fencings)
         clock.now_s += OFFLINE_MS / 1_000
         assert beat.fenced
+    beat.stop()
+
+
+def test_a_log_of_this_process_alone_that_is_full_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can lead there, so an edge node answers from what it has. One that starts has read nothing yet."""
+    log, clock = MemoryLog(), ManualClock()
+    beat = heartbeat_of(log, clock, "now")
+    monkeypatch.setattr(MemoryLog, "write_fault", "no space left")
+    assert beat.fenced
+    beat.send_turn()
+    beat.receive_turn()
+    clock.now_s += OFFLINE_MS / 1_000
+    assert (False, "no space left") == (beat.fenced, beat.write_fault)
+    monkeypatch.setattr(MemoryLog, "write_fault", "")
+    assert beat.fenced
     beat.stop()
 
 
