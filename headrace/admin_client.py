@@ -151,7 +151,7 @@ class AdminClient:
         if serving := [each.node for each in live if each.eligible]:
             raise GapUnacceptable(
                 f"group {group} is in sync at {', '.join(serving)}",
-                action="there is nothing to accept: the others recover from there",
+                action="there is nothing to accept: the others recover from there, at the latest behind headrace seal",
             )
         best = most_advanced(live)
         if best is None:

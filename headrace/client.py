@@ -25,7 +25,7 @@ from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
-from headrace.producers.deletes import known_table, no_table
+from headrace.producers.deletes import check_restricted, known_table, no_table
 from headrace.producers.writer import WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
@@ -151,8 +151,10 @@ class Client:
         time < end.
 
         What is left out does not restrict. Times are datetimes (UTC without a zone), ISO 8601, or integers
-        that are nanoseconds. Raises DeleteInvalid for a table or a tag that does not exist.
+        that are nanoseconds. Raises DeleteInvalid for a table or a tag that does not exist, and for a delete without
+        tags and times.
         """
+        check_restricted(database, table, tags, start, end)
         self.flush()
         settings = self._writer_settings(quorum, None)
         self._note(self._access.delete(database, table, tags or {}, _ns(start), _ns(end), settings))

@@ -23,7 +23,7 @@ from headrace.pipeline.job import IngestJob
 from headrace.schemas.errors import HeadraceError
 
 OWN_FOLDER = "headrace"
-IDENTITY_FILE = "job.json"
+IDENTITY_FILE, SINK_FILE = "job.json", "sink.json"
 LOG_FILE = "spark.log"
 WRITER_LOCK = "writer.lock"
 LOG_BYTES_MAX = 16 * 1024 * 1024
@@ -95,6 +95,25 @@ def held_checkpoint(
             yield HeldCheckpoint(log_file, (descriptor,))
         finally:
             os.close(descriptor)
+
+
+def check_sink(checkpoint: str, cluster: str, table: str) -> None:
+    """Bind a local checkpoint to the table that a stream writes; the first one counts. Raises CheckpointForeign."""
+    folder, mine = local_folder(checkpoint) if checkpoint else None, {"cluster": cluster, "table": table}
+    if folder is None:
+        return
+    path = folder / OWN_FOLDER / SINK_FILE
+    if not path.exists():
+        create_directories(path.parent)
+        write_atomically(path, json.dumps(mine, indent=1) + "\n")
+        return
+    found = json.loads(path.read_text())
+    if found != mine:
+        raise CheckpointForeign(
+            f"checkpoint {folder} is that of table {found.get('table')} of cluster {found.get('cluster')}, "
+            f"not of {table} of {cluster}: rows that it has passed would be in neither",
+            action="name another checkpointLocation",
+        )
 
 
 def make_batch_durable(folder: Path, batch: int) -> None:

@@ -84,9 +84,13 @@ class HeadraceDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """The sink of a stream."""
+        from headrace.pipeline.checkpoint import check_sink
         from headrace.pipeline.sink import StreamWriter
 
-        return StreamWriter(self._write_options(overwrite), schema)
+        options = self._write_options(overwrite)
+        writer = StreamWriter(options, schema)
+        check_sink(self.options.get("checkpointLocation", ""), options.target.cluster, options.target.name)
+        return writer
 
     def _write_options(self, overwrite: bool) -> WriteOptions:
         from headrace.pipeline.sink import SinkRefused
@@ -95,7 +99,8 @@ class HeadraceDataSource(DataSource):
         if overwrite:
             raise SinkRefused(
                 "the sink appends, and overwrites no table",
-                action='use mode("append"); headrace delete removes rows, and rows of equal tags and time replace',
+                action='use mode("append"), in a stream outputMode("append"); headrace delete removes rows, and rows of '
+                "equal tags and time replace",
             )
         options = write_options(self.options)
         return options if options.tags else replace(options, makes_table=not _has_table(options.target))

@@ -155,13 +155,23 @@ def drop_table(cluster: Cluster, database: str, table: str, settings: WriterSett
     return offsets
 
 
+def check_restricted(database: str, table: str, tags: object, start: object, end: object) -> None:
+    """Raises DeleteInvalid for a delete of everything: a filter that came out empty must not end a table."""
+    if not tags and start is None and end is None:
+        raise DeleteInvalid(
+            f"this deletes every row of {database}.{table}", action="give tags, start or end, or use drop_table"
+        )
+
+
 def set_retention(cluster: Cluster, database: str, table: str, retention_ns: int | None) -> TableSchema:
     """Keep the rows of a table for so long, None = for ever; returns the schema that has it.
 
     Leaders drop whole slices that are older. Raises DeleteInvalid, SchemaContended.
     """
     if retention_ns is not None and not RETENTION_MIN_NS <= retention_ns < KEEP_FOREVER_NS:
-        raise DeleteInvalid("a table keeps its rows for a second at least", action="give a time such as 30d")
+        raise DeleteInvalid(
+            "a table keeps its rows for a second at least, and for 292 years at most", action="give a time such as 30d"
+        )
     known_table(cluster.tables, database, table)
     # None asks `ensure` to leave the retention as it is, so "for ever" needs a value of its own.
     return cluster.tables.ensure(database, table, (), {}, KEEP_FOREVER_NS if retention_ns is None else retention_ns)

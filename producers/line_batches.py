@@ -7,10 +7,11 @@ ScansRefused, and nothing of the batch is written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, FormatOptions
@@ -27,6 +28,7 @@ from headrace.producers.line_requests import (
 )
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import SchemaError, TypeClash
 
 WRITERS_MAX = 256
 """Tables whose writer is kept open; the one that was not used for longest is closed."""
@@ -55,7 +57,8 @@ class LineBatches:
     def write(self, requests: Sequence[LineRequest]) -> list[LineAnswer]:
         """Write requests with one `batch_key`, and wait for the log.
 
-        Raises ScansRefused, LinesRefused, SchemaError, WriteFailed, WriteUnknown and QuorumTimeout.
+        Lines whose table or columns cannot be are refused, and the others are written. Raises ScansRefused,
+        LinesRefused, WriteFailed, WriteUnknown and QuorumTimeout.
         """
         database, catalogue = requests[0].database, self._cluster.tables.catalogue
         options = FormatOptions(
@@ -69,16 +72,19 @@ class LineBatches:
         for name, rows in parsed.tables.items():
             tables[name], refused = self._fitting(database, name, rows)
             rejected += refused
-        found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
-        # Such a request is alone in its batch (`GroupWriter._take`), and nothing is appended before this line.
-        if requests[0].whole and found[0].refused:
-            first = found[0].refused[0]
-            raise LinesRefused(f"line {first.line}: {first.reason}", replace(found[0], rows=0))
-        writers = [self._append(database, name, rows) for name, rows in tables.items() if rows.num_rows]
+        # Such a request is alone in its batch (`GroupWriter._take`).
+        if requests[0].whole:
+            self._check_whole(database, tables, rejected, requests)
+        writers: list[TableWriter] = []
+        for name, rows in tables.items():
+            tables[name], refused = self._append(database, name, rows)
+            rejected += refused
+            if tables[name].num_rows:
+                writers.append(self._writer(database, name))
         # One wait for all tables: their messages are in the log's queue already.
         for writer in writers:
             writer.flush()
-        return found
+        return answers(requests, list(tables.values()), pa.concat_tables(rejected))
 
     def close(self) -> None:
         """Close the writers."""
@@ -94,11 +100,42 @@ class LineBatches:
             rows = rows.filter(pa.array(~mask))
         return rows, rejected
 
-    def _append(self, database: str, table: str, rows: pa.Table) -> TableWriter:
-        writer = self._writer(database, table)
-        rows = rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN])
-        writer.write(rows, [column.name for column in rows.schema if pa.types.is_dictionary(column.type)])
-        return writer
+    def _check_whole(
+        self,
+        database: str,
+        tables: Mapping[str, pa.Table],
+        rejected: Sequence[pa.Table],
+        requests: Sequence[LineRequest],
+    ) -> None:
+        """Raises LinesRefused unless all lines of the only request can be written; none of them is."""
+        refused = list(rejected)
+        for name, rows in tables.items():
+            # Rows that are none extend the schema, or say why that cannot be.
+            _, others = self._append(database, name, rows, none=True)
+            refused += others
+        (found,) = answers(requests, list(tables.values()), pa.concat_tables(refused))
+        if found.refused:
+            first = found.refused[0]
+            raise LinesRefused(f"line {first.line}: {first.reason}", replace(found, rows=0))
+
+    def _append(
+        self, database: str, table: str, rows: pa.Table, *, none: bool = False
+    ) -> tuple[pa.Table, list[pa.Table]]:
+        """(rows that are queued, the others as rejected lines); `none`: those that would be."""
+        if not rows.num_rows:
+            return rows, []
+        bare = rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN])
+        tags = [column.name for column in bare.schema if pa.types.is_dictionary(column.type)]
+        try:
+            self._writer(database, table).write(bare.slice(0, 0) if none else bare, tags)
+        except (SchemaError, TypeClash) as error:
+            # Nothing of them is queued, and lines without the columns at fault are good.
+            known = self._cluster.tables.catalogue.newest(database, table)
+            odd = _odd_columns(bare.column_names, (*known.tags, *(name for name, _ in known.fields)))
+            good = _without(bare, odd)
+            kept, others = self._append(database, table, rows.filter(good).drop_columns(odd), none=none)
+            return kept, [rejected_lines(rows.filter(pc.invert(good)), str(error)), *others]
+        return rows, []
 
     def _writer(self, database: str, table: str) -> TableWriter:
         key = database, table
@@ -108,6 +145,20 @@ class LineBatches:
             self._writers[key] = TableWriter(self._cluster, database, table, self._settings)
         self._writers.move_to_end(key)
         return self._writers[key]
+
+
+def _odd_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Columns that differ from a known one, or an earlier one, only in case."""
+    first = {name.lower(): name for name in known}
+    return [name for name in names if first.setdefault(name.lower(), name) != name]
+
+
+def _without(rows: pa.Table, columns: Sequence[str]) -> pa.ChunkedArray | pa.Array:
+    """Which rows have no value in any of these columns; no row if there are no such columns."""
+    good = pa.repeat(pa.scalar(bool(columns)), rows.num_rows)
+    for name in columns:
+        good = pc.and_(good, pc.is_null(rows.column(name)))
+    return good
 
 
 def _close(writer: TableWriter) -> None:

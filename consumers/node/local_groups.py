@@ -135,7 +135,7 @@ class LocalGroups:
                 raise
             # Also when the damage was found behind the first groups: their records are in the log as well.
             self.close()
-            self._set_journal_aside(str(error))
+            self._set_journal_aside(_root_message(error))
             self._open(on_progress)
         for topic, group in self.groups.items():
             self._mark_short_of_gap(topic, group)
@@ -352,6 +352,13 @@ class LocalGroups:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
             _log.warning("journal keeps sealed records", group=key, error=str(error))
         self._heartbeat.send_now()
+
+
+def _root_message(error: BaseException) -> str:
+    """What the first cause says, without its advice: that is about the directory as it was."""
+    while isinstance(error.__cause__, HeadraceError | OSError):
+        error = error.__cause__
+    return error.message if isinstance(error, HeadraceError) else str(error)
 
 
 def _noted(entries: Iterable[JournalEntry], receipts: deque[bytes]) -> Iterator[JournalEntry]:

@@ -89,7 +89,10 @@ def plan_recovery(position: ReplicaPosition, live: Sequence[Status], costs: Cost
     begins = f"the log begins at offset {position.log_begin}, {position.next_offset} is needed"
     if best is not None:
         return RecoveryPlan(RecoveryMethod.FILES, best.node, begins)
-    return RecoveryPlan(RecoveryMethod.WAIT, reason=f"{begins}, and no member in sync has the files")
+    # They have every row, in memory or in files that end before the log begins.
+    unsealed = sorted(each.node for each in live if each.node != position.node and each.eligible)
+    later = f" yet: {', '.join(unsealed)} must seal, which headrace seal does at once" if unsealed else ""
+    return RecoveryPlan(RecoveryMethod.WAIT, reason=f"{begins}, and no member in sync has the files{later}")
 
 
 def _replace(position: ReplicaPosition, best: Status | None) -> RecoveryPlan:

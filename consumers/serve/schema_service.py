@@ -32,7 +32,10 @@ def schema_routes(writes: WriteApi) -> list[Route]:
     async def retention(request: Request) -> Response:
         given = await posted_json(request)
         database, table = _table(given, {"database", "table", "keep_ns"})
-        keep_ns = given.get("keep_ns")
+        # Left out by mistake it would end a retention.
+        if "keep_ns" not in given:
+            raise RequestInvalid("the request names no keep_ns", action="send nanoseconds, or null for ever")
+        keep_ns = given["keep_ns"]
         if keep_ns is not None and (isinstance(keep_ns, bool) or not isinstance(keep_ns, int)):
             raise RequestInvalid("keep_ns is no whole number", action="send nanoseconds, or null for ever")
         return JSONResponse(table_document(await asyncio.to_thread(writes.set_retention, database, table, keep_ns)))

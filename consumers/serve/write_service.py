@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.connectors.formats.arrow_streams import CUT, END_MARK
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
@@ -255,9 +256,13 @@ def _number(name: str, given: str | None, digits_max: int) -> int | None:
 def _arrow(body: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(body) as reader:
-            return reader.read_all()
+            found = reader.read_all()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise RequestInvalid(f"the body is not an Arrow stream: {error}", action="send an Arrow IPC stream") from None
+    # Arrow takes a cut between two batches for the end.
+    if not body.endswith(END_MARK):
+        raise RequestInvalid(CUT, action="send the stream whole, to the mark of its end")
+    return found
 
 
 def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,6 +278,10 @@ def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
             raise RequestInvalid(f"{name} is no time", action="send ISO 8601, or nanoseconds since 1970")
     times = {name: given.get(name) for name in ("start", "end")}
+    if not tags and times["start"] is None and times["end"] is None:
+        raise RequestInvalid(
+            "this deletes every row of the table", action="send tags, start or end, or drop the table (/api/v1/drop)"
+        )
     return {**texts, "tags": tags, **times, "quorum": quorum_of(given.get("quorum"))}
 
 

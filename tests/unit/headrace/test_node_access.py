@@ -91,6 +91,10 @@ def test_tables_are_deleted_from_dropped_and_kept_for_a_time(client: Client, nod
         client.delete("plant", "pump", {"pump": "a"})
     with pytest.raises(DeleteInvalid, match="no tag 'site'"):
         client.delete("plant", "pumps", {"site": "a"})
+    # A filter that came out empty must not end a table.
+    for tags in (None, {}):
+        with pytest.raises(DeleteInvalid, match="every row"):
+            client.delete("plant", "pumps", tags)
     client.set_retention("plant", "pumps", None)
     client.drop_table("plant", "pumps")
     assert Delete("plant", "pumps", {}) == bodies(node)[-1]

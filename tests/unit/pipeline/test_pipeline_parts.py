@@ -29,6 +29,7 @@ from headrace.pipeline import session
 from headrace.pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
+    check_sink,
     default_checkpoint,
     held_checkpoint,
     local_folder,
@@ -71,6 +72,18 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, change: dict[str
     other = replace(influx_job(), **change)  # type: ignore[arg-type]
     with pytest.raises(CheckpointForeign, match=next(iter(change))), held_checkpoint(str(tmp_path), other):
         pass
+
+
+def test_a_sink_keeps_its_checkpoint(tmp_path: Path) -> None:
+    """Another table would lack what the checkpoint has passed, and so would this one what the other gets."""
+    for _ in range(2):
+        check_sink(str(tmp_path / "deep" / "ck"), "c", "d.t")
+    for cluster, table in (("c", "d.other"), ("x", "d.t")):
+        with pytest.raises(CheckpointForeign, match=r"table d\.t of cluster c"):
+            check_sink((tmp_path / "deep" / "ck").as_uri(), cluster, table)
+    # Without one, and where it is not a local folder, Spark keeps it alone.
+    for elsewhere in ("", "hdfs://host/ck"):
+        check_sink(elsewhere, "c", "d.other")
 
 
 def test_a_run_waits_for_a_checkpoint_that_an_old_jvm_still_writes(tmp_path: Path) -> None:

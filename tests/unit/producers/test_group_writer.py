@@ -118,6 +118,23 @@ def test_a_whole_request_with_a_bad_line_writes_nothing(scene: Scene, writer: Gr
     assert 1 == len(scene.rows())
 
 
+def test_a_table_or_column_that_cannot_be_costs_its_lines_alone(scene: Scene, writer: GroupWriter) -> None:
+    """Names that differ only in case: other lines of the table, other tables and other clients are written."""
+    answer(writer.submit(lines("aa,h=a v=1i 1")))
+    found = answer(writer.submit(lines("zz,h=a v=1i 1\nAA,h=a v=2i 1\naa,h=b v=3i 1\naa,H=c v=4i 1\naa,h=d v=5i 1")))
+    assert (3, [2, 4]) == (found.rows, [each.line for each in found.refused])
+    assert all("only in case" in each.reason for each in found.refused), found.refused
+    assert [1, 1, 3, 5] == sorted(dict(values)["v"] for _, _, values in scene.rows())
+    before = len(scene.rows())
+    for body in ("AA,h=a v=1i 1\nzz,h=a v=1i 1", "zz,h=a v=1i 1\naa,H=a v=1i 1\naa,h=a v=1i 1"):
+        with pytest.raises(LinesRefused, match="only in case"):
+            answer(writer.submit(lines(body, whole=True)))
+    assert before == len(scene.rows())
+    # Nobody's database may be another one's.
+    other = answer(writer.submit(lines("m v=1i 1\nn v=1i 1", "DB")))
+    assert (0, 2) == (other.rows, other.refused_count)
+
+
 def test_an_error_of_one_client_is_not_that_of_others(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that fails for its content is written request by request."""
     refused = SchemaError("this table cannot be")

@@ -59,3 +59,12 @@ def test_the_files_of_a_source_reach_the_log() -> None:
     status = replace(STATUS, node="n2", eligible=True, sealed_version=5)
     assert RecoveryMethod.WAIT is plan_recovery(position, [replace(status, sealed_offset=8)]).method
     assert RecoveryMethod.FILES is plan_recovery(position, [replace(status, sealed_offset=9)]).method
+
+
+def test_members_that_have_not_sealed_yet_are_named() -> None:
+    """They have every row, and give their files behind the next seal: nothing is lost, and nothing to be accepted."""
+    late = replace(STATUS, node="n2", sealed_offset=20)
+    position, behind = position_of(10, 30), [late, replace(late, node="n3", eligible=False)]
+    plan = plan_recovery(position, behind)
+    assert (RecoveryMethod.WAIT, True) == (plan.method, "n2 must seal, which headrace seal does" in plan.reason)
+    assert "seal" not in plan_recovery(position, behind[1:]).reason

@@ -183,6 +183,7 @@ def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: Fak
         ("/api/v1/write?table=t", b"", "no database"),
         ("/api/v1/write?database=d", b"", "no table"),
         ("/api/v1/write?database=d&table=t", b"nonsense", "not an Arrow stream"),
+        ("/api/v1/write?database=d&table=t", stream_of(pa.table({"time": [1], "v": [1]}))[:-8], "stream is cut"),
         ("/api/v1/write?database=d&table=t&quorum=x", b"", "quorum 'x'"),
         ("/api/v1/write?database=d&table=t&quorum=5", None, "5"),
     ],
@@ -195,6 +196,15 @@ def test_bad_arrow_requests_are_named(
     answer = client.post(url, content=body)
     assert (400, []) == (answer.status_code, written(node))
     assert named in answer.json()["error"]["message"]
+
+
+def test_a_retention_is_named(client: httpx.Client) -> None:
+    """Left out by mistake it would end the one that there is; null means for ever."""
+    client.post("/write?db=d&precision=s", content=LINE)
+    for document, named in (({}, "no keep_ns"), ({"keep_ns": "1d"}, "keep_ns"), ({"keep_ns": 10**30}, "292 years")):
+        answer = client.post("/api/v1/retention", json={"database": "d", "table": "cpu", **document})
+        assert (400, True) == (answer.status_code, named in answer.json()["error"]["message"]), answer.text
+    assert 200 == client.post("/api/v1/retention", json={"database": "d", "table": "cpu", "keep_ns": None}).status_code
 
 
 def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode) -> None:
@@ -216,7 +226,9 @@ def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode
         ({"database": "d", "table": "t", "where": 1}, "no parameter 'where'"),
         ({"database": "d", "table": "t", "tags": ["a"]}, "tags"),
         ({"database": "d", "table": "t", "start": True}, "start is no time"),
-        ({"database": "d", "table": "missing"}, "missing"),
+        ({"database": "d", "table": "missing", "start": 1}, "missing"),
+        ({"database": "d", "table": "t"}, "every row"),
+        ({"database": "d", "table": "t", "tags": {}, "start": None}, "every row"),
     ],
 )
 def test_bad_deletes_are_named(client: httpx.Client, wanted: dict[str, Any], named: str) -> None:
