@@ -6,7 +6,7 @@ step 2 'quorum 4 is more than the 3 members' headrace write fine.lp --database h
 step 2 '"message": "No such option: --nope' headrace status --nope --json
 # A port in use is found before the cluster's topics are made: there is no cluster of the name afterwards.
 step 1 "cannot listen on $address" headrace node run --cluster nope --id a --nodes a --data-dir deep/a --http "$address"
-step 1 "no cluster 'nope' on this Kafka; check \`--cluster\`" headrace status --cluster nope
+step 1 "no cluster 'nope' on this Kafka; check the name" headrace status --cluster nope
 step 1 'seconds.csv: Not a directory' headrace node run --id a --nodes a --data-dir seconds.csv/a --http 127.0.0.1:0
 step 2 'node.advertise http:// is not HOST:PORT' headrace node run --id a --nodes a --data-dir a --advertise http://
 step 2 'foo' headrace write fine.lp --database hour -X foo=bar
