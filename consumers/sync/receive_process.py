@@ -62,7 +62,7 @@ class ReceiveProcess:
         lock = DirectoryLock(directory, purpose="directory of a receiver")
         self._opened.callback(lock.release)
         centre = cluster_identity(log, topics)
-        _check_centre(directory, topics.cluster, centre)
+        check_centre(directory, topics.cluster, centre)
         self.name = name or _kept_name(directory)
         # Before the first file comes: else its group would seem to have no leader.
         cluster.watch.start()
@@ -118,7 +118,7 @@ class ReceiveProcess:
         self._opened.close()
 
 
-def _check_centre(directory: Path, cluster: str, identity: str) -> None:
+def check_centre(directory: Path, cluster: str, identity: str) -> None:
     """Bind a directory to a centre; the first one counts. Raises ReceiverForeign."""
     path, wanted = directory / CENTRE_FILE, {"cluster": cluster, "identity": identity}
     if not path.exists():

@@ -145,7 +145,10 @@ def test_a_stream_follows_the_table(spark: SparkSession, options: dict[str, str]
 
 
 def test_a_stream_is_written_by_the_sink(spark: SparkSession, options: dict[str, str], tmp_path: Path) -> None:
-    """From one table into another: the copy has the same rows, also when its last batch runs again."""
+    """From one table into another: the copy has the same rows, also when its last batch runs again.
+
+    The checkpoint is of that table alone.
+    """
     own = {**options, "table": "db.copy"}
     source = spark.readStream.format("headrace").options(**options).load()
     sink = source.writeStream.format("headrace").options(**own, tags="host")
@@ -159,6 +162,10 @@ def test_a_stream_is_written_by_the_sink(spark: SparkSession, options: dict[str,
     written, copied = (load(spark, each).selectExpr(*figures).first() for each in (options, own))
     assert written == copied
     assert ROWS == copied[0]
+    # Rows that it has passed would be in neither table.
+    other = source.writeStream.format("headrace").options(**{**own, "table": "db.other"}, tags="host")
+    with pytest.raises(Exception, match=r"that of table db\.copy of cluster"):
+        run_to_end(other.option("checkpointLocation", str(checkpoint)))
 
 
 @pytest.mark.parametrize(

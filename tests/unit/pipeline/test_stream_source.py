@@ -157,6 +157,10 @@ def test_a_delete_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     delete(scene, "other")
     reader = reader_of(scene, monkeypatch)
     start = reader.initialOffset()
+    # A fence of a receiver of files deletes nothing.
+    fence = Message(ProducerPosition("fence", 1, 0), Delete("db", "t", {}, 0, 0))
+    for topic in scene.topics():
+        append_one(scene.log, topic, encode_message(fence))
     middle = reader.latestOffset()
     delete(scene, "t")
     with pytest.raises(RowsDeleted, match="ignoreDeletes"):

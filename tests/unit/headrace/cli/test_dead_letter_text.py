@@ -18,7 +18,7 @@ from headrace.cli.dlq import CHARACTERS_MAX, readable
     ],
 )
 def test_bytes_are_shown_once_escaped(content: bytes, text: str) -> None:
-    """A byte that is no text, a control character and a backslash can be told apart."""
+    """A byte that is no text, a control character and a backslash are all different."""
     assert text == readable(content)
 
 
