@@ -46,7 +46,8 @@ _GENERATING = frozenset({"TABLE_FUNCTION", "RECURSIVE_CTE_NODE"})
 HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
 # DuckDB gives a table reference without a position in the SQL the largest 64-bit number.
 _NO_POSITION = 2**63
-_COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+# Possessive, as below: a row of comments can be divided in many ways, and all of them would be tried before it fails.
+_COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*+"
 # Of more names than there are functions of the time: a column `renowned` costs a millisecond, and no more.
 _PRESENT = re.compile(
     r"(?<!\w)(now|today|transaction_timestamp|localtime(stamp)?|(get_)?current_(date|time|timestamp|localtime(stamp)?))(?!\w)",
@@ -57,7 +58,7 @@ _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL
 )
-_FIRST_WORD = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*([A-Za-z]+)", re.DOTALL)
+_FIRST_WORD = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+([A-Za-z]+)", re.DOTALL)
 _EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?", re.IGNORECASE | re.DOTALL)
 
 

@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from headrace.consumers.query.database import statement_kinds, syntax_tree
-from headrace.consumers.query.guard import NESTING_MAX, SQL_BYTES_MAX, Statement, check
-from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryInvalid
+from headrace.consumers.query.guard import _FIRST_WORD, NESTING_MAX, SQL_BYTES_MAX, Statement, check
+from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryError, QueryInvalid
 
 CONNECTION = duckdb.connect(":memory:")
 
@@ -70,6 +70,16 @@ def test_everything_but_one_reading_statement_is_refused_by_name(sql: str, kind:
         checked(sql)
     assert raised.value.message.startswith(kind) or kind in ("PIVOT", "SHOW")
     assert kind in raised.value.message
+
+
+def test_many_comments_cost_nothing() -> None:
+    """Also before a character that begins no word: one try for each way to divide them would take for ever."""
+    for between in ("", "\ufeff", "\u00a0", ";"):
+        with pytest.raises(QueryError):
+            checked("/**/" * 200 + between + "DROP TABLE a.b")
+    assert _FIRST_WORD.match("/**/" * 200 + "1") is None
+    assert checked("/**/" * 200 + "EXPLAIN " + "/**/" * 200 + "SELECT 1").explain == "EXPLAIN "
+    assert checked("EXPLAIN " + "/**/" * 200 + "ANALYZE SELECT 1").explain == "EXPLAIN ANALYZE "
 
 
 @pytest.mark.parametrize(
