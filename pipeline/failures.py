@@ -61,7 +61,7 @@ _CAUSE = re.compile(r"^(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.
 def raw_data_lost(topic: str) -> RawDataLost:
     """The error of a query whose unread messages are gone."""
     return RawDataLost(
-        f"topic {topic} no longer holds messages that were not read yet: it was trimmed or created again",
+        f"topic {topic} no longer holds messages that were not read yet: it was trimmed, deleted or created again",
         action="keep raw messages longer; to continue without the lost ones start with a new --checkpoint",
     )
 

@@ -30,7 +30,7 @@ from headrace.pipeline.batch_table import BatchTables, has_ended
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
 from headrace.pipeline.dead_letter_limit import SHARE_MAX
-from headrace.pipeline.failures import GroupEnded
+from headrace.pipeline.failures import GroupEnded, raw_data_lost
 from headrace.pipeline.ingest_progress import OBSERVED, OBSERVED_READING
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_offsets import Offsets
@@ -97,8 +97,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
         tables = SchemaLog(log, topics)
         tables.ensure_database(job.database)
         tables.close()
-        _ensure_topic(log, job.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
-        RawTopic(job.topic, run.checkpoint).check(log.describe(job.topic).topic_id)
+        _prepare_raw_topic(log, RawTopic(job.topic, run.checkpoint))
         _ensure_topic(log, dlq(job.topic), {**created_with(DEAD_LETTERS), "max.message.bytes": str(SINK_BYTES_MAX)})
     finally:
         log.close()
@@ -126,6 +125,18 @@ def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, 
                 notified = True
         else:
             return
+
+
+def _prepare_raw_topic(log: Log, raw_topic: RawTopic) -> None:
+    try:
+        found = log.describe(raw_topic.topic)
+    except TopicMissing:
+        # A topic that was read and is gone is not made again: it would hide that its messages are lost.
+        if raw_topic.is_known:
+            raise raw_data_lost(raw_topic.topic) from None
+        log.create_topic(raw_topic.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
+        found = log.describe(raw_topic.topic)
+    raw_topic.check(found.topic_id)
 
 
 def _ensure_topic(log: Log, topic: str, settings: Mapping[str, str]) -> None:

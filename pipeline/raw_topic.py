@@ -22,16 +22,21 @@ class RawTopic:
     def __init__(self, topic: str, checkpoint: str) -> None:
         folder = local_folder(checkpoint)
         self._path: Path | None = folder / OWN_FOLDER / TOPIC_FILE if folder is not None else None
-        self._topic = topic
+        self.topic = topic
         self._topic_id = ""
         if self._path is not None and self._path.exists():
             self._topic_id = str(json.loads(self._path.read_text())["topic_id"])
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a run with this checkpoint has read the topic."""
+        return bool(self._topic_id)
+
     def check(self, topic_id: str) -> None:
         """Compare with the id that the topic has now. Raises RawDataLost."""
         if self._topic_id and topic_id != self._topic_id:
-            raise raw_data_lost(self._topic)
+            raise raw_data_lost(self.topic)
         if not self._topic_id and self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps({"topic": self._topic, "topic_id": topic_id}) + "\n")
+            write_atomically(self._path, json.dumps({"topic": self.topic, "topic_id": topic_id}) + "\n")
         self._topic_id = topic_id

@@ -13,6 +13,8 @@ from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN,
 
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
 OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125
+NULL = 110
+"""The first letter of null, with which no other value of JSON begins."""
 DEPTH_MAX = 64
 """Deeper messages are read one by one."""
 _FIRST, _MEMBER, _NEXT = 0, 1, 2
@@ -180,9 +182,12 @@ def _object(
                 return _BAD, written
             byte = data[position]
         leaf = child >= 0 and tree.name_bounds[child] < tree.name_bounds[child + 1]
+        # A value in the place of an object, or an object in that of a value: the reader of single messages decides
+        # about it, and can explain. Null is absent, at every depth.
+        if child >= 0 and not leaf and byte not in (OPEN_OBJECT, NULL):
+            return _BAD, written
         if byte in (OPEN_OBJECT, OPEN_ARRAY):
             depth += 1
-            # An object in the place of a value: the reader of single messages decides about it, and can explain.
             if leaf or depth >= DEPTH_MAX:
                 return _BAD, written
             nodes[depth] = child if byte == OPEN_OBJECT else -1

@@ -148,9 +148,16 @@ def _members(document: JsonMembers, node: _Node) -> Iterator[str]:
         if inner.name is None:
             if isinstance(value, JsonMembers):
                 yield from _members(value, inner)
+            elif value is not None:
+                raise InvalidLine(f"member {text_of(inner.path)!r} is {_kind(value)}: a path leads into it")
             continue
         if isinstance(value, list):
-            kind = "an object" if isinstance(value, JsonMembers) else "an array"
-            raise InvalidLine(f"member {text_of(inner.path)!r} is {kind}: name a value in it")
+            raise InvalidLine(f"member {text_of(inner.path)!r} is {_kind(value)}: name a value in it")
         text = str(value) if isinstance(value, Number) else json.dumps(value)
         yield f"{json.dumps(inner.name)}:{text}"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, JsonMembers):
+        return "an object"
+    return "an array" if isinstance(value, list) else "no object"

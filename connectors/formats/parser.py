@@ -166,6 +166,7 @@ def _parse_values(
         bare, bad = without_frames(values)
         parsed = _parse_values("json", bare, times, options, keep_lines=keep_lines)
         return parsed.with_rejected(rejected_messages(bad, NO_FRAME))
+    values = _without_byte_order_marks(values)
     if format == "json" and options.sources:
         from headrace.connectors.formats.json_paths import flat_messages
 
@@ -186,3 +187,12 @@ def _parse_lines_of(
     # Each line of a message gets the timestamp of its message.
     default_times = None if times is None else times[lines.messages]
     return _parse_lines(format, lines, options, default_times, None, 0, keep_lines=keep_lines)
+
+
+def _without_byte_order_marks(values: pa.Array) -> pa.Array:
+    """Windows programs begin a text with one, which would become part of the name of a table."""
+    marked = pc.fill_null(pc.starts_with(values, BYTE_ORDER_MARK), fill_value=False)
+    if not pc.any(marked).as_py():
+        return values
+    bare = pc.replace_substring(values.filter(marked), BYTE_ORDER_MARK, b"", max_replacements=1)
+    return pc.replace_with_mask(values, marked, bare)

@@ -14,7 +14,7 @@ import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -74,7 +74,12 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
     return Starlette(
         routes=routes,
         middleware=[Middleware(OriginCheck, loopback=loopback, names=names)],
-        exception_handlers={HeadraceError: _known_error, HTTPException: _http_error, Exception: _internal_error},
+        exception_handlers={
+            HeadraceError: _known_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_left,
+            Exception: _internal_error,
+        },
     )
 
 
@@ -145,6 +150,11 @@ async def _known_error(_request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, "Http", f"{request.method} {request.url.path}: {error.detail}")
+
+
+async def _client_left(_request: Request, _error: Exception) -> Response:
+    # In the middle of its body: nothing of it is written, nobody reads this answer, and the node has not failed.
+    return Response(status_code=400)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -269,13 +269,18 @@ def test_raw_messages_that_were_trimmed_before_their_read_stop_the_query(
 
 
 def test_a_raw_topic_created_again_stops_the_query(spark: SparkSession, cluster: IngestCluster) -> None:
-    """It has more messages than were read of the other one, so that its offsets show nothing."""
+    """It has more messages than were read of the other one, so that its offsets show nothing. One that is gone is
+    not made again.
+    """
     cluster.create_raw(partitions=1)
     cluster.produce([b"t,host=a x=1 1"])
     cluster.run(spark, cluster.job())
     with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.delete_topics([cluster.raw])[cluster.raw].result(10)
         eventually(lambda: cluster.raw not in admin.list_topics(timeout=10).topics, "a deleted topic")
+        with pytest.raises(RawDataLost, match="deleted"):
+            cluster.run(spark, cluster.job())
+        assert cluster.raw not in admin.list_topics(timeout=10).topics
     cluster.create_raw(partitions=1)
     cluster.produce([b"t,host=a x=2 2", b"t,host=a x=3 3", b"t,host=a x=4 4"])
     with pytest.raises(RawDataLost, match="created again"):

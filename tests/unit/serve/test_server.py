@@ -10,10 +10,12 @@ import threading
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.server import AddressInUse, Server
 from tests.unit.serve.conftest import FakeNode
+from tests.waiting import eventually
 
 
 def test_port_0_selects_a_free_port(node: FakeNode) -> None:
@@ -123,6 +125,21 @@ def test_requests_behind_one_another_are_answered(node: FakeNode) -> None:
             found += part
     assert 6 == found.count(b"HTTP/1.1 200")
     server.stop()
+
+
+def test_a_client_that_leaves_amid_its_body_is_no_failure_of_the_node(node: FakeNode) -> None:
+    """Nothing is logged as one, its place among the open requests is free again, and nothing of it is written."""
+    server = Server(create_app(node))
+    host, port = server.start().removeprefix("http://").split(":")
+    figures = node.writes.figures
+    with capture_logs() as lines:
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(b"POST /write?db=d HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\ncpu v=1 1\n")
+            eventually(lambda: figures.open_requests == 1, "the open request")
+        eventually(lambda: figures.open_requests == 0, "the end of the request")
+        server.stop()
+    assert [] == [line for line in lines if line["log_level"] == "error"]
+    assert "d" not in node.writes.schemas().databases
 
 
 FIRST_LOOK = """

@@ -62,9 +62,11 @@ def test_what_is_wrong_in_nested_json_costs_its_line() -> None:
         b'{"ts":6,"v":{"x":1},"v":{"x":2}}',
         b"\xff",
         b"7",
+        b'{"ts":7,"meta":"a","v":{"x":1}}',
+        b'{"ts":8,"meta":{"id":"b"},"v":[{"x":1}]}\n{"ts":9,"meta":null,"v":{"x":1}}',
     ]
     result = parsed("json", messages, MAPPED)
-    assert [2, 4] == [row["time"] for row in rows_of(result)]
+    assert [2, 4, 9] == [row["time"] for row in rows_of(result)]
     words = [
         (0, 0, "an object"),
         (1, 1, "not JSON"),
@@ -72,10 +74,28 @@ def test_what_is_wrong_in_nested_json_costs_its_line() -> None:
         (3, 0, "twice"),
         (4, 0, "UTF-8"),
         (5, 0, "JSON"),
+        (6, 0, "'meta' is no object: a path leads into it"),
+        (7, 0, "'v' is an array: a path leads into it"),
     ]
     for (message, line, word), (found, at, reason) in zip(words, refusals(result), strict=True):
         assert (message, line) == (found, at)
         assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "text"),
+    [
+        ("influx", FormatOptions(), b"t,host=a x=1 1"),
+        ("json", FormatOptions(table="t", tags=("host",)), b'{"host":"a","x":1,"time":1}'),
+    ],
+    ids=["influx", "json"],
+)
+def test_a_byte_order_mark_is_no_part_of_a_message(form: str, options: FormatOptions, text: bytes) -> None:
+    """It would become part of the name of a table."""
+    messages = [b"\xef\xbb\xbf" + text, None, text, b"\xef\xbb"]
+    result = parsed(form, messages, options)
+    assert 2 * [{"host": "a", "time": 1, "x": 1.0}] == rows_of(result)
+    assert [(3, 0)] == [each[:2] for each in refusals(result)]
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=5)
@@ -88,19 +108,20 @@ NESTED = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(NAMES, NESTED, max_size=6), st.sampled_from([None, 1]), st.booleans())
 def test_flat_json_has_the_values_of_the_paths(document: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
-    """As Python finds them; an object or array where a value is wanted is refused."""
+    """As Python finds them; an object or array where a value is wanted, or a value in their place, is refused."""
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode()
     flat, rejected = flat_messages(pa.array([text], pa.binary()), SOURCES)
     expected: dict[str, Any] = {}
-    nested = False
+    misplaced = False
     for path, name in SOURCES:
         value: Any = document
         for part in path:
+            misplaced |= not isinstance(value, dict) and value not in (None, ...)
             value = value.get(part, ...) if isinstance(value, dict) else ...
-        nested |= isinstance(value, dict | list)
+        misplaced |= isinstance(value, dict | list)
         if value is not ...:
             expected[name] = value
-    if nested:
+    if misplaced:
         assert 1 == rejected.num_rows
     else:
         assert 0 == rejected.num_rows
