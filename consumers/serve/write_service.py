@@ -115,7 +115,9 @@ class WriteService:
         given = _parameters(request, set(known))
         # Of a misspelt `tags` the values would be fields, and rows that differ in them alone replace each other.
         if unknown := sorted(given.keys() - {*known, "tag"}):
-            raise RequestInvalid(f"there is no parameter {unknown[0]!r}", action=f"known are {', '.join((*known, 'tag'))}")
+            raise RequestInvalid(
+                f"there is no parameter {unknown[0]!r}", action=f"known are {', '.join((*known, 'tag'))}"
+            )
         names = (*given.get("tags", "").split(","), *request.query_params.getlist("tag"))
         tags = tuple(dict.fromkeys(name for name in names if name))
         options = _options(given)
