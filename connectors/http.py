@@ -22,8 +22,10 @@ from headrace.schemas.errors import HeadraceError
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
 AS_OF_HEADER = "x-headrace-as-of"
-QUERY_ID_HEADER = "x-headrace-query-id"
 """The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
+QUERY_ID_HEADER = "x-headrace-query-id"
+OFFSETS_HEADER = "x-headrace-offsets"
+"""The header of an answer to line protocol: what `after` of a query takes, so that its answer has these lines."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
 _BINARY = "application/octet-stream"

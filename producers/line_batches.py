@@ -82,9 +82,14 @@ class LineBatches:
             if tables[name].num_rows:
                 writers.append(self._writer(database, name))
         # One wait for all tables: their messages are in the log's queue already.
+        offsets = dict[str, int]()
         for writer in writers:
-            writer.flush()
-        return answers(requests, list(tables.values()), pa.concat_tables(rejected))
+            for topic, offset in writer.flush().items():
+                offsets[topic] = max(offset, offsets.get(topic, -1))
+        found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
+        for answer in found:
+            answer.offsets = offsets if answer.rows else {}
+        return found
 
     def close(self) -> None:
         """Close the writers."""

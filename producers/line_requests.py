@@ -7,7 +7,7 @@ number that the line has there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -66,9 +66,13 @@ class RefusedLine:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """What became of a request: the rows that were written, and the first lines that were not, in order."""
+    """What became of a request: the rows that were written, and the first lines that were not, in order.
+
+    `offsets` are the newest of each log that holds these rows, perhaps beside those of others.
+    """
 
     rows: int = 0
+    offsets: Mapping[str, int] = field(default_factory=dict)
     refused: list[RefusedLine] = field(default_factory=list)
     refused_count: int = 0
 

@@ -182,8 +182,7 @@ def _object(
                 return _BAD, written
             byte = data[position]
         leaf = child >= 0 and tree.name_bounds[child] < tree.name_bounds[child + 1]
-        # A value in the place of an object, or an object in that of a value: the reader of single messages decides
-        # about it, and can explain. Null is absent, at every depth.
+        # A value in the place of an object, or an object in that of a value: the reader of single messages explains.
         if child >= 0 and not leaf and byte not in (OPEN_OBJECT, NULL):
             return _BAD, written
         if byte in (OPEN_OBJECT, OPEN_ARRAY):

@@ -232,6 +232,13 @@ class Log(Protocol):
         """
         ...
 
+    def acknowledged_end(self, topic: str) -> int:
+        """Where the records end that this process itself acknowledges to writers; 0 where a broker does.
+
+        Also 0 while nothing can be appended, as with a full disk: what stops the log may stop its readers as well.
+        """
+        ...
+
     @property
     def write_fault(self) -> str:
         """What records that were appended wait for at this moment, if the log itself knows: a full disk. Else empty."""

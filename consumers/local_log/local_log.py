@@ -86,6 +86,16 @@ class LocalLog:
         """See Log; there are no transactions."""
         return self._open.store.state(topic).end
 
+    def acknowledged_end(self, topic: str) -> int:
+        """See Log."""
+        opened = self._opened
+        if opened is None or opened.appends.fault:
+            return 0
+        try:
+            return opened.store.state(topic).end
+        except TopicMissing:
+            return 0
+
     @property
     def write_fault(self) -> str:
         """See Log."""

@@ -171,7 +171,7 @@ class Node:
         )
         self.log_consumer.restore(self.identity.topics, self._local.receipts)
         self.readiness = Readiness(
-            self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
+            self.identity, groups, log, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
         self.readiness.joining = joining_reason(self._follower.state, self.name)
         self.readiness.leaving = leaving_reason(self._follower.state, self.name)

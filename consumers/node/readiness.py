@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
+from headrace.connectors.log.port import Log
 from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.recovery.progress import LogProgress
@@ -46,6 +47,7 @@ class Readiness:
         self,
         identity: Identity,
         groups: Mapping[str, Group],
+        log: Log,
         log_consumer: LogConsumer,
         heartbeat: Heartbeat,
         ends: Mapping[str, int],
@@ -56,6 +58,7 @@ class Readiness:
         self._identity = identity
         self._incarnation = heartbeat.incarnation
         self._groups = groups
+        self._log = log
         self._log_consumer = log_consumer
         self._heartbeat = heartbeat
         self._ends = ByTopic(ends)
@@ -255,6 +258,10 @@ class Readiness:
     def durable_offset(self, topic: str) -> int:
         """The log offset up to which this node has confirmed the records of a forward topic as durable."""
         return self._log_consumer.durable_offset(topic)
+
+    def confirmed_offset(self, topic: str) -> int:
+        """The same, and where the log is this node's own, also of those that the log has acknowledged to writers."""
+        return max(self._log_consumer.durable_offset(topic), self._log.acknowledged_end(topic) - 1)
 
     def view(self, topic: str, steady_ms: int) -> GroupView:
         """What this node knows of a group, for the role decision."""

@@ -28,6 +28,10 @@ class ServingState(DataState, Protocol):
         """Why one group does not serve while the node itself may, empty when it does."""
         ...
 
+    def confirmed_offset(self, topic: str) -> int:
+        """The offset up to which the node has confirmed the records of a forward topic to anybody."""
+        ...
+
 
 class LocalFence:
     """The ReadFence of one query at this node, for `groups` that are here."""
@@ -49,7 +53,7 @@ class LocalFence:
         self._groups = groups
         try:
             self._began_with = {topic: groups[topic] for topic in (list(groups) if topics is None else topics)}
-            self.confirmed = {group.key: state.durable_offset(topic) for topic, group in self._began_with.items()}
+            self.confirmed = {group.key: state.confirmed_offset(topic) for topic, group in self._began_with.items()}
             reasons = [*state.refusals()] or [reason for topic in self._began_with if (reason := state.refusal(topic))]
         except GroupNotHere as error:
             raise NotReady.because([error.message]) from error

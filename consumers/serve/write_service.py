@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from headrace.connectors.formats.arrow_streams import CUT, END_MARK
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
+from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
 from headrace.consumers.serve.schema_service import quorum_of
@@ -149,7 +150,10 @@ class WriteService:
             lines = LineRequest(database, unit, body, time.time_ns() // 1_000_000, whole)
             # The first write of a node opens its connection; after that, this only queues.
             answer = await asyncio.wrap_future(await self._on_thread(lambda: self._writes.submit(lines)))
-        return _refusal(answer) if answer.refused else Response(status_code=204)
+        response = _refusal(answer) if answer.refused else Response(status_code=204)
+        if answer.offsets:
+            response.headers[OFFSETS_HEADER] = json.dumps(answer.offsets)
+        return response
 
     async def _on_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self._threads.submit(call))

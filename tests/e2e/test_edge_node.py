@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -143,7 +144,9 @@ def command(*words: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.mark.slow(20)
 def test_commands_and_the_client_work_through_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write, seal, verify and delete need no Kafka; the client reads its own writes; a changed file is found."""
+    """Write, seal, verify and delete need no Kafka; a query contains what was acknowledged before it; a changed file is
+    found.
+    """
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rows.lp"
     file.write_text("".join(f"m,h=h{row % 7} v={row}i {FIRST_S + row}\n" for row in range(5_000)) + "bad\n")
@@ -152,8 +155,12 @@ def test_commands_and_the_client_work_through_the_node(tmp_path: Path, monkeypat
         through = ("--node", node.url)
         wrote = command("write", str(file), "--database", "d", "--time-unit", "s", *through, code=3)
         assert (5_000, 5_000, 1) == (wrote["rows"], wrote["points"], wrote["rejected"])
-        # This query, and that behind the delete, name no offset: each may come before the node has applied what is in its log.
-        eventually(lambda: node.query("SELECT count(*) AS n FROM d.m") == [{"n": 5_000}], "the rows")
+        # No query here names an offset.
+        assert [{"n": 5_000}] == node.query("SELECT count(*) AS n FROM d.m")
+        for row in range(20):
+            answer = httpx.post(f"{node.url}/write?db=d&precision=s", content=f"lines v={row}i {FIRST_S + row}")
+            assert ["edge.forward.e1.1"] == list(json.loads(answer.headers["x-headrace-offsets"]))
+            assert [{"n": row + 1}] == node.query("SELECT count(*) AS n FROM d.lines")
         assert ["e1"] == command("seal", *through)["groups"][0]["members"]
         with headrace.connect(node=node.url) as client:
             writer = client.writer("d", "m", tags=["h"])
@@ -164,7 +171,7 @@ def test_commands_and_the_client_work_through_the_node(tmp_path: Path, monkeypat
             client.delete("d", "m", {"h": "new"})
             assert [{"n": 0}] == client.query("SELECT count(*) AS n FROM d.m WHERE h = 'new'").to_dicts()
         command("delete", "--database", "d", "--table", "m", "--tag", "h=h0", *through)
-        eventually(lambda: node.query("SELECT count(*) AS n FROM d.m") == [{"n": 4_285}], "the delete")
+        assert [{"n": 4_285}] == node.query("SELECT count(*) AS n FROM d.m")
         (group,) = command("verify", *through)["groups"]
         assert (True, True) == (group["files_read"] == group["segments"] > 0, group["records_read"] > 0)
         # In a table of its own: the delete has the files of the other one merged at some moment.

@@ -226,6 +226,11 @@ class SimLog:
         self.step(ANSWER)
         return state
 
+    def acknowledged_end(self, topic: str) -> int:
+        """See Log."""
+        del topic
+        return 0
+
     @property
     def write_fault(self) -> str:
         """See Log."""

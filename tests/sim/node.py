@@ -193,7 +193,7 @@ class ClusterNode:
         )
         self.log_consumer.restore(self.identity.topics, local.receipts)
         self.readiness = Readiness(
-            self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
+            self.identity, self.groups, self.log, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )
         self.readiness.http_address = self.name
         self.log_monitor = LogMonitor(

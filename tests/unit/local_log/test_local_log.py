@@ -49,6 +49,7 @@ def test_records_and_topics_are_there_after_a_restart(tmp_path: Path) -> None:
     log.close()
     log.close()
     assert (state, {"retention.ms": "-1"}) == (second.describe("a"), second.configuration("a").settings)
+    assert [0, 2, 0] == [second.acknowledged_end("b"), second.acknowledged_end("a"), log.acknowledged_end("a")]
     assert [b"1", b"2"] == values_of(second, "a")
     second.close()
     with pytest.raises(LogUnavailable, match="closed"):
@@ -86,6 +87,8 @@ def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk()
     log = LocalLog(Path("/log"), files=disk)
     log.create_topic("a", {})
+    log.create_topic("b", {})
+    assert ([0], 1) == (appended(log, "b", b"1"), log.acknowledged_end("b"))
     disk.capacity = sum(disk.sizes().values())
     appender, reports = log.appender(), Reports()
     for number in range(5):
@@ -95,9 +98,10 @@ def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "" == LocalLog(Path("/other"), files=disk).write_fault
     assert (5, []) == (appender.flush(0.1), reports)
     assert "space" in log.write_fault
+    assert 0 == log.acknowledged_end("b")
     disk.clear_faults()
     assert 0 == appender.flush(20)
-    assert "" == log.write_fault
+    assert ("", 1) == (log.write_fault, log.acknowledged_end("b"))
     assert list(range(5)) == reports == [value[0] for value in values_of(log, "a")]
     log.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.node.readiness import Readiness
 
 TOPIC = "c.forward.g"
@@ -18,7 +19,7 @@ def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> Non
     )
     heartbeat: Any = SimpleNamespace(incarnation="i")
     identity: Any = SimpleNamespace(node="n1")
-    readiness = Readiness(identity, {TOPIC: group}, consumer, heartbeat, {TOPIC: 10}, 0)
+    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 10}, 0)
     assert readiness.caught_up(TOPIC)
     asked_before = readiness.restarts(TOPIC)
     readiness.restart(TOPIC)
@@ -37,7 +38,7 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     consumer: Any = SimpleNamespace(position=lambda _topic: 0, journal_fault="")
     heartbeat: Any = SimpleNamespace(incarnation="i", fenced=False, write_fault="no space left", error="")
     identity: Any = SimpleNamespace(node="n1")
-    readiness = Readiness(identity, {TOPIC: group}, consumer, heartbeat, {TOPIC: 0}, 0)
+    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
     readiness.surplus = frozenset({TOPIC})
     assert [] == readiness.refusals()
     assert (False, ["writes wait, the log of this node cannot be written: no space left"]) == readiness.ready()
@@ -49,3 +50,15 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     assert ["joining", "its files are wrong"] == readiness.refusals()
     consumer.journal_fault = "no space left"
     assert ["joining", "journal: no space left"] == readiness.refusals()
+
+
+def test_what_a_log_of_its_own_has_acknowledged_is_confirmed() -> None:
+    """Before the store has it: queries contain it. With a broker, only what is durable here was confirmed by this node."""
+    consumer: Any = SimpleNamespace(position=lambda _topic: 4, durable_offset=lambda _topic: 3)
+    log: Any = SimpleNamespace(acknowledged_end=lambda _topic: 10)
+    heartbeat: Any = SimpleNamespace(incarnation="i")
+    confirmed = []
+    for each in (log, MemoryLog()):
+        readiness = Readiness(SimpleNamespace(node="n1"), {}, each, consumer, heartbeat, {}, 0)  # type: ignore[arg-type]
+        confirmed.append((readiness.confirmed_offset(TOPIC), readiness.durable_offset(TOPIC)))
+    assert [(9, 3), (3, 3)] == confirmed

@@ -103,8 +103,11 @@ def test_databases_and_units_are_batches_of_their_own(scene: Scene, writer: Grou
 
 def test_bad_lines_are_refused_and_good_ones_written(scene: Scene, writer: GroupWriter) -> None:
     """By the type that the table has: also where the first request of the same batch made it."""
-    assert LineAnswer(1) == answer(writer.submit(lines("m,h=a v=1i 1")))
+    first = answer(writer.submit(lines("m,h=a v=1i 1")))
+    assert (1, []) == (first.rows, first.refused)
     found = answer(writer.submit(lines('m,h=a v="x" 2\nm,h=a v=2i 3\nnonsense')))
+    ((topic, offset),) = first.offsets.items()
+    assert offset < found.offsets[topic]
     assert (1, [1, 3]) == (found.rows, [each.line for each in found.refused])
     assert [1, 3] == [time // 10**9 for _, time, _ in scene.rows()]
 

@@ -84,6 +84,9 @@ class Serving:
     def durable_offset(self, topic: str) -> int:
         return -1
 
+    def confirmed_offset(self, topic: str) -> int:
+        return -1
+
     def objections(self) -> list[str]:
         return []
 

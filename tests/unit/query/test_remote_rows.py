@@ -363,6 +363,9 @@ class Here:
     def durable_offset(self, topic: str) -> int:
         return 3
 
+    def confirmed_offset(self, topic: str) -> int:
+        return 3
+
     def objections(self) -> list[str]:
         return []
 

@@ -211,6 +211,8 @@ class Serving:
     def durable_offset(self, topic: str) -> int:
         return -1
 
+    confirmed_offset = durable_offset
+
     def objections(self) -> list[str]:
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import random
 import time
 import zlib
@@ -66,6 +67,7 @@ def test_each_route_takes_its_parameters(
     assert (204, b"") == ((answer := client.post(url, content=line)).status_code, answer.content)
     time = 472_222 * 3_600 * 10**9 if "precision=h" in url else SECOND_NS
     assert [(database, "cpu", time, {"usage": 1.5})] == written(node)
+    assert {TOPICS.forward("n1"): 0} == json.loads(answer.headers["x-headrace-offsets"])
 
 
 def test_gzip_bodies_of_one_and_several_members(client: httpx.Client, node: FakeNode) -> None:
@@ -91,6 +93,7 @@ def test_without_accept_partial_a_bad_line_writes_nothing(client: httpx.Client, 
     """400, and the line is named all the same."""
     answer = client.post("/api/v3/write_lp?db=d&accept_partial=false", content=LINE + b"\nbad")
     assert (400, 2, []) == (answer.status_code, answer.json()["line"], written(node))
+    assert "x-headrace-offsets" not in answer.headers
 
 
 @pytest.mark.parametrize(
