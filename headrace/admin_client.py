@@ -7,7 +7,8 @@ reports it, and members are compared at one version that all of them have passed
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -174,17 +175,23 @@ class AdminClient:
                 raise GapUnconfirmed(f"node {node} did not continue in time", action="see headrace status of that node")
             self._view.follow(POLL_S)
 
-    def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:
-        """Compare the members of every group at one version that all of them have passed."""
+    def verify(
+        self, timeout_s: float, on_progress: Callable[[str], None], *, read_files: bool = False
+    ) -> list[GroupVerdict]:
+        """Compare the members of every group at one version that all of them have passed.
+
+        `read_files`: each member also reads its segments, and what it remembers of its log, again.
+        """
         ends = {group: self._view.log_state(group).end for group in self._view.groups}
         deadline = Deadline(timeout_s)
         verdicts = []
         for group, end in ends.items():
             on_progress(f"group {group}: waiting for its members to pass offset {end - 1}")
-            verdicts.append(self._verify_group(group, end, deadline))
+            # With nobody to compare with, a member has its files alone to show.
+            verdicts.append(self._verify_group(group, end, deadline, read_files or len(self._view.members(group)) == 1))
         return verdicts
 
-    def _verify_group(self, group: str, end: int, deadline: Deadline) -> GroupVerdict:
+    def _verify_group(self, group: str, end: int, deadline: Deadline, read_files: bool) -> GroupVerdict:
         members = self._view.members(group)
         while True:
             live = [each for each in self._live(group) if each.http and _has_passed(each, end)]
@@ -194,6 +201,8 @@ class AdminClient:
         version = min((each.version for each in live), default=0)
         sealed_version = min((each.sealed_version for each in live), default=0)
         evidence = self._settled_evidence(live, group, version, sealed_version)
+        if read_files:
+            evidence = [each for each in map(partial(_with_files, live, group), evidence) if each is not None]
         missing = [member for member in members if member not in {each.node for each in evidence}]
         return compare(group, version, sealed_version, evidence, missing)
 
@@ -207,9 +216,7 @@ class AdminClient:
         """
         deadline = Deadline(SETTLE_TIMEOUT_S)
         while True:
-            # With nobody to compare with, the files themselves are read.
-            alone = len(self._view.members(group)) == 1
-            asked = [_evidence(status, group, version, sealed_version, read_files=alone) for status in live]
+            asked = [_evidence(status, group, version, sealed_version) for status in live]
             shown = [each for each in asked if each is not None]
             newest = max((each.stored_version for each in shown), default=-1)
             settled = [each for each in shown if each.stored_version == newest >= 0]
@@ -227,8 +234,17 @@ def _has_passed(status: Status, end: int) -> bool:
     return status.position >= end and status.offset == status.durable_offset
 
 
+def _with_files(live: Sequence[Status], group: str, evidence: MemberEvidence) -> MemberEvidence | None:
+    """The same, with what the member finds as it reads its files again; None if it does not answer."""
+    (status,) = (each for each in live if each.node == evidence.node)
+    read = _evidence(status, group, status.version, status.sealed_version, read_files=True)
+    if read is None:
+        return None
+    return replace(evidence, files_read=read.files_read, records_read=read.records_read, wrong=read.wrong)
+
+
 def _evidence(
-    status: Status, group: str, version: int, sealed_version: int, *, read_files: bool
+    status: Status, group: str, version: int, sealed_version: int, *, read_files: bool = False
 ) -> MemberEvidence | None:
     query = f"group={quote(group)}&version={version}&sealed_version={sealed_version}"
     query, timeout_s = (f"{query}&read_files=true", READ_TIMEOUT_S) if read_files else (query, EVIDENCE_TIMEOUT_S)

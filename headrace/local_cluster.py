@@ -273,7 +273,7 @@ class LocalCluster:
             time.sleep(0.1)
         raise NotReady(
             f"node {node.name} is not ready: {first_reason(reasons)}",
-            action=f"see {node.name}.log; headrace up --restart {node.name} starts it again",
+            action=f"if this names no remedy, see {node.name}.log; headrace up --restart {node.name} starts it again",
         )
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:

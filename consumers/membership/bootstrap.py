@@ -17,6 +17,7 @@ from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, 
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
+from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.membership.requests import SettingsDiffer
 from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.slot_table import SlotTable
@@ -33,19 +34,21 @@ class NoCluster(HeadraceError):
 
 
 def read_membership(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> tuple[SlotTable, MembershipState]:
-    """The newest slot table, and all that the membership log has decided. Raises NoCluster, FormatTooNew."""
+    """The newest slot table, and all that the membership log has decided.
+
+    Raises NoCluster, MembershipLogLost, FormatTooNew.
+    """
     try:
-        records = read_to_end(log, topics.membership, timeout_s=timeout_s)
+        state = _replayed(log, topics.membership, timeout_s)
     except TopicMissing:
-        records = []
-    state = replay(records)
+        raise no_cluster(topics.cluster) from None
     if state.table is None:
         raise no_cluster(topics.cluster)
     return state.table, state
 
 
 def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
-    """The newest slot table. Raises NoCluster, FormatTooNew."""
+    """The newest slot table. Raises as `read_membership`."""
     return read_membership(log, topics, timeout_s)[0]
 
 
@@ -71,14 +74,14 @@ def join_cluster(
     `create` has the settings of a new cluster, with `node` among its nodes. The nodes of a cluster that exists are
     those of its table; its replication and slots must be those of `create`, the replication unless
     `any_replication`. Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no
-    cluster can have, SettingsDiffer when it was created with others, TopicUnsuitable, TopicMissing for a lost
-    table log.
+    cluster can have, SettingsDiffer when it was created with others, TopicUnsuitable, MembershipLogLost, TopicMissing
+    for a lost table log.
     """
     if not _exists(log, topics, timeout_s):
         _check_birth(create, node)
     cluster_topics = cluster_topics or ClusterTopics(log)
     cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
-    table = replay(read_to_end(log, topics.membership, timeout_s=timeout_s)).table
+    table = _replayed(log, topics.membership, timeout_s).table
     if table is not None:
         # A cluster has had its table log from the beginning. One that is missing is lost: an empty one in its
         # place would give the versions that stored rows name to other schemas.
@@ -100,9 +103,19 @@ def _exists(log: Log, topics: Topics, timeout_s: float) -> bool:
     """Whether a cluster of this name was created."""
     # Looked at before any topic is made: settings that no cluster can have must leave none behind.
     try:
-        return replay(read_to_end(log, topics.membership, timeout_s=timeout_s)).table is not None
+        return _replayed(log, topics.membership, timeout_s).table is not None
     except TopicMissing:
         return False
+
+
+def _replayed(log: Log, topic: str, timeout_s: float) -> MembershipState:
+    """What a membership log has decided. Raises MembershipLogLost for one without its first records, TopicMissing."""
+    begin = log.describe(topic).begin
+    # The first record is the cluster's birth. Without it the log would seem to be that of none, and a node that
+    # starts would create another one over the data of this.
+    if begin > 0:
+        raise MembershipLogLost.trimmed(topic, begin)
+    return replay(read_to_end(log, topic, timeout_s=timeout_s))
 
 
 def _check_birth(create: Create, node: str) -> None:

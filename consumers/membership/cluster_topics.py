@@ -20,7 +20,14 @@ from headrace.connectors.log.port import (
     TopicMissing,
     TopicSettingsRefused,
 )
-from headrace.connectors.log.topic_settings import TopicSetting, TopicSettings, created_with, wrong_settings
+from headrace.connectors.log.topic_settings import (
+    MEMBERSHIP,
+    STATUS,
+    TopicSetting,
+    TopicSettings,
+    created_with,
+    wrong_settings,
+)
 from headrace.schemas.errors import HeadraceError
 
 # From this size on a cluster of brokers can hold three copies.
@@ -62,14 +69,14 @@ class ClusterTopics:
         """
         with self._lock:
             for topic, settings in needed.items():
-                self._needed[topic] = {**settings, **self._min_insync()}
+                self._needed[topic] = settings
                 self._ensure(topic)
 
     def _ensure(self, topic: str) -> None:
         try:
             found = self._log.configuration(topic)
         except TopicMissing:
-            self._log.create_topic(topic, created_with(self._needed[topic]), copies=self._copies.count)
+            self._log.create_topic(topic, created_with(self._wanted(topic)), copies=self._copies.count)
             self._check(topic)
             return
         self._remarked[topic] = list(self._remarks(self._corrected(topic, found)))
@@ -95,12 +102,19 @@ class ClusterTopics:
     def _check(self, topic: str) -> None:
         try:
             found = self._corrected(topic, self._log.configuration(topic))
-            self._remarked[topic] = list(self._remarks(found))
+            self._remarked[topic] = [*self._remarks(found), *self._lacks(topic)]
         except TopicMissing:
             # Whoever reads it reports that; a topic created a moment ago may not be visible yet.
             self._remarked.pop(topic, None)
+            self._renew(topic)
         except (TopicUnsuitable, AccessDenied) as error:
             self._remarked[topic] = [str(error)]
+
+    def _renew(self, topic: str) -> None:
+        """Create a topic that has gone, if nothing is lost with it: nodes send their statuses again and again."""
+        if self._needed[topic] is STATUS:
+            _log.warning("topic created again", topic=topic)
+            self._log.create_topic(topic, created_with(self._wanted(topic)), copies=self._copies.count)
 
     def show(self) -> None:
         """Renew the warnings, and log what is new among them."""
@@ -115,13 +129,16 @@ class ClusterTopics:
                 _log.warning("topic settings", warning=line)
         self.warnings = lines
 
-    def _min_insync(self) -> dict[str, TopicSetting]:
-        wanted = self._copies.min_insync
-        return {MIN_INSYNC: TopicSetting(str(wanted), "it is not that of the cluster's settings")} if wanted else {}
+    def _wanted(self, topic: str) -> TopicSettings:
+        """What the topic must have, with the minimum of this cluster's settings."""
+        needed, minimum = self._needed[topic], self._copies.min_insync
+        if not minimum:
+            return needed
+        return {**needed, MIN_INSYNC: TopicSetting(str(minimum), "it is not that of the cluster's settings")}
 
     def _corrected(self, topic: str, found: TopicConfiguration) -> TopicConfiguration:
         """The configuration without what was wrong in it. Raises TopicUnsuitable."""
-        wrong = wrong_settings(self._needed[topic], found.settings or {})
+        wrong = wrong_settings(self._wanted(topic), found.settings or {})
         if not wrong or found.settings is None:
             return found
         listed = ", ".join(f"{name} is {found.settings[name]} ({each.why})" for name, each in wrong.items())
@@ -134,6 +151,14 @@ class ClusterTopics:
             ) from error
         _log.warning("topic settings corrected", topic=topic, found=listed, now=values)
         return replace(found, settings={**found.settings, **values})
+
+    def _lacks(self, topic: str) -> Iterable[str]:
+        """Of a log that is always read from its first record: that it does not begin there."""
+        if self._needed[topic] is MEMBERSHIP and (begin := self._log.describe(topic).begin) > 0:
+            yield (
+                f"begins at offset {begin}; nodes and clients that start need the records before it (restore them, "
+                "and restart no node before that)"
+            )
 
     def _remarks(self, found: TopicConfiguration) -> Iterable[str]:
         """What is allowed and still dangerous."""

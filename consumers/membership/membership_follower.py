@@ -35,7 +35,20 @@ _log = structlog.get_logger(__name__)
 
 
 class MembershipLogLost(HeadraceError):
-    """The membership log does not begin with the records that were read from it."""
+    """The membership log does not begin with its first record, or not with those that were read from it."""
+
+    @classmethod
+    def of(cls, topic: str, why: str) -> MembershipLogLost:
+        """With what is missing, and what can be done."""
+        return cls(
+            f"topic {topic} {why}",
+            action="restore all its records in their order; or begin with a new cluster, the data is kept",
+        )
+
+    @classmethod
+    def trimmed(cls, topic: str, begin: int) -> MembershipLogLost:
+        """Of a log whose first records were deleted."""
+        return cls.of(topic, f"begins at offset {begin}: the records before it, which create the cluster, were deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +232,7 @@ class MembershipFollower:
             raise self._compared.lose("begins with other records than those that were read from it")
 
     def _lost(self, topic: str, why: str) -> MembershipLogLost:
-        error = MembershipLogLost(
-            f"topic {topic} {why}",
-            action="restore all its records in their order; or begin with a new cluster, the data is kept",
-        )
+        error = MembershipLogLost.of(topic, why)
         if not self.lost:
             _log.error("membership log lost", reason=str(error))
         return error

@@ -29,6 +29,7 @@ INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
 TOPIC_TURNS = 60
+FENCED_TOPIC_TURNS = 5
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
 _log = structlog.get_logger(__name__)
@@ -119,7 +120,8 @@ class LogMonitor:
         if self._turns % COMMIT_TURNS == 0:
             self._commit()
         self._check_schema_log()
-        if self._turns % TOPIC_TURNS == 0:
+        # A node that is fenced may have lost the topic of statuses.
+        if self._turns % (FENCED_TOPIC_TURNS if self._readiness.fenced else TOPIC_TURNS) == 0:
             with suppress(HeadraceError):
                 self._cluster_topics.check()
 

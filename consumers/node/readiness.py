@@ -251,6 +251,11 @@ class Readiness:
         return [*reasons, self._lost_tables] if self._lost_tables else reasons
 
     @property
+    def fenced(self) -> bool:
+        """Whether this node serves nothing at all, see `Heartbeat`."""
+        return self._heartbeat.fenced
+
+    @property
     def fencings(self) -> int:
         """How often this node was fenced, see `Heartbeat`."""
         return self._heartbeat.fencings

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.integrity.own_evidence import own_evidence
+from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
@@ -49,6 +50,7 @@ class RequestParts(Protocol):
     snapshots: SnapshotRegistry
     schema_log: SchemaLog
     metadata: MetadataGroup
+    scrubber: Scrubber
 
 
 class GroupRequests:
@@ -65,6 +67,7 @@ class GroupRequests:
         self._log = node.log
         self._topics = node.topics
         self._metadata = node.metadata
+        self._scrubber = node.scrubber
 
     def topic_of(self, group_name: str) -> str | None:
         """The forward topic of one of this node's groups."""
@@ -124,7 +127,8 @@ class GroupRequests:
         """The chain after a record, and the digests of the segments that end at or below a version.
 
         `stored_version` is the newest version whose jobs are done. `read_files`: every one of these segments is read,
-        and the newest records of the log; `wrong` says which are not what they were. Raises SlotNotHeld.
+        and the newest records of the log; `wrong` says which are not what they were, and where there are other members
+        the scrubber looks at once, so that the group recovers. Raises SlotNotHeld.
         """
         topic = self.topic_of(group_name)
         if topic is None:
@@ -134,12 +138,16 @@ class GroupRequests:
         digests = {
             entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
         }
+        read = own_evidence(self._log, topic, group, digests) if read_files else {}
+        table = self._metadata.state.table
+        if read.get("wrong") and table is not None and len(table.group(group_name)) > 1:
+            self._scrubber.scrub_now()
         return {
             "chain": chain.hex() if chain is not None else f"not remembered (at version {group.version})",
             "digests": digests,
             # A job that ended between the two looks changed the set: these digests belong to neither version.
             "stored_version": stored_version if stored_version == group.store_jobs.version else -1,
-            **(own_evidence(self._log, topic, group, digests) if read_files else {}),
+            **read,
         }
 
     def files(self, database: str, table: str) -> dict[str, Any]:

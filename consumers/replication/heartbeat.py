@@ -232,7 +232,7 @@ class Heartbeat:
             threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
         ]
         self.detector = FailureDetector()
-        self.error = ""
+        self._send_error = self._receive_error = ""
 
     def start(self) -> None:
         """Begin to send and receive."""
@@ -264,6 +264,11 @@ class Heartbeat:
     def holders(self, group: str) -> list[Status]:
         """The newest statuses of every node that is alive and holds a group of this name, a member or not."""
         return [each for each in self.detector.online() if each.group == group]
+
+    @property
+    def error(self) -> str:
+        """Why statuses cannot be read, or not be sent; empty while they can."""
+        return self._receive_error or self._send_error
 
     @property
     def fenced(self) -> bool:
@@ -319,10 +324,12 @@ class Heartbeat:
             self._send_presence(self._appender)
             self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
         except HeadraceError as error:
+            self._send_error = str(error)
             _log.warning("status not sent", error=str(error))
             # Another one after an error: a client that failed for good accepts nothing more.
             self._close_appender()
             return RETRY_S
+        self._send_error = ""
         return 0.0
 
     def _send_presence(self, appender: Appender) -> None:
@@ -368,11 +375,11 @@ class Heartbeat:
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
         except HeadraceError as error:
-            self.error = str(error)
+            self._receive_error = str(error)
             _log.warning("status not readable", error=str(error))
             self._close_reader()
             return RETRY_S
-        self.error = ""
+        self._receive_error = ""
         return 0.0
 
     def _close_reader(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -148,6 +148,28 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         with flight_errors():
             return flight.SchemaResult(self._schema(context, descriptor))
 
+    # Without these gRPC shows the traceback of its own refusal.
+
+    def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> NoReturn:
+        """There is none: prepared statements and parameters of Flight SQL would be some."""
+        raise _not_offered(f"the action {action.type!r}")
+
+    def list_actions(self, _context: flight.ServerCallContext) -> Sequence[flight.ActionType]:
+        """None."""
+        return ()
+
+    def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> NoReturn:
+        """Answers are made when they are asked for."""
+        raise _not_offered("a list of answers")
+
+    def do_put(self, *_of: object) -> NoReturn:
+        """Rows are written over HTTP or Kafka."""
+        raise _not_offered("writing")
+
+    def do_exchange(self, *_of: object) -> NoReturn:
+        """See `do_put`."""
+        raise _not_offered("an exchange")
+
     def _schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> pa.Schema:
         # A limit of 0 is that of queries for their schema, which read nothing.
         request = replace(_request(context, descriptor.command), limit=0)
@@ -159,6 +181,14 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
             raise call.error(error) from error
         finally:
             call.close()
+
+
+def _not_offered(what: str) -> flight.FlightError:
+    return flight_error(
+        RequestInvalid(
+            f"{what} is not offered over Flight", action="a ticket is SQL without parameters; see SHOW TABLES"
+        )
+    )
 
 
 class _Batches(Iterator[object]):

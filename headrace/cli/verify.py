@@ -32,33 +32,27 @@ def verify(
         int, typer.Option("--allow-missing", metavar="N", help="Members that may be down or late.", min=0)
     ] = 0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for late members.")] = 60.0,
+    read_files: Annotated[
+        bool,
+        typer.Option("--read-files", help="Each member reads all its segments again: finds bytes that a disk changed."),
+    ] = False,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Compare all members of every group: exit 0 equal, 1 different, 2 a member down or late.
 
-    A group with one member has nobody to compare with: its files, and the end of its log, are read again.
+    Members compare what they sealed; with --read-files also what their disks hold of it. A group with one member has
+    nobody to compare with: its files, and the end of its log, are read again.
     """
     from headrace.consumers.integrity.verify import exit_code
 
     code = 0
     with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
-        verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None)
+        verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None, read_files=read_files)
         code = exit_code(verdicts, allow_missing)
-        rows = [
-            (
-                verdict.group,
-                verdict.version,
-                verdict.segments,
-                ", ".join(verdict.members),
-                ", ".join(verdict.missing) or "-",
-                result_of(verdict),
-            )
-            for verdict in verdicts
-        ]
 
         def show() -> None:
-            output.table(("group", "version", "segments", "compared", "missing", "result"), rows)
+            output.table(("group", "version", "segments", "compared", "missing", "result"), map(_row, verdicts))
             # Below the table, where nothing is cut: they are what an operator acts on.
             for verdict in verdicts:
                 for difference in verdict.differences[:DIFFERENCES_SHOWN]:
@@ -72,16 +66,25 @@ def verify(
     raise typer.Exit(code)
 
 
+def _row(verdict: GroupVerdict) -> tuple[object, ...]:
+    members, missing = ", ".join(verdict.members), ", ".join(verdict.missing) or "-"
+    return verdict.group, verdict.version, verdict.segments, members, missing, result_of(verdict)
+
+
 def result_of(verdict: GroupVerdict) -> str:
     """The comparison of a group for people: `equal (2 of 3; n3 missing)`, or `different`."""
     if not verdict.ok:
         return "different" if len(verdict.members) > 1 else "damaged"
     if not verdict.missing:
-        return "equal" if len(verdict.members) > 1 else _alone(verdict)
+        return _equal(verdict) if len(verdict.members) > 1 else _alone(verdict)
     compared = len(verdict.members)
     of = f"{compared} of {compared + len(verdict.missing)}; {', '.join(verdict.missing)} missing"
     # One member, or none, was compared with nobody.
     return f"equal ({of})" if compared > 1 else f"not compared ({of})"
+
+
+def _equal(verdict: GroupVerdict) -> str:
+    return f"equal, {counted(verdict.files_read, 'file')} as written" if verdict.files_read else "equal"
 
 
 def _alone(verdict: GroupVerdict) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.bootstrap import join_cluster, read_slot_table
+from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.membership.requests import SettingsDiffer
 from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.schemas.records import Create
@@ -59,3 +62,14 @@ def test_a_birth_that_no_cluster_can_have_leaves_nothing(create: Create, node: s
         join_cluster(log, TOPICS, create, node=node)
     with pytest.raises(TopicMissing):
         log.describe(TOPICS.membership)
+
+
+def test_a_membership_log_without_its_beginning_is_no_missing_cluster(log: MemoryLog) -> None:
+    """Its first record creates the cluster: without it a start would create another one over the same data."""
+    end = log.describe(TOPICS.membership).end
+    log.trim(TOPICS.membership, end)
+    for start in (partial(join_cluster, log, TOPICS, BIRTH, node="n1"), partial(read_slot_table, log, TOPICS)):
+        with pytest.raises(MembershipLogLost, match=f"begins at offset {end}") as raised:
+            start()
+        assert "restore" in raised.value.action
+    assert end == log.describe(TOPICS.membership).end

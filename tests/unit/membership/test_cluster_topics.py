@@ -6,6 +6,7 @@ import pytest
 
 from headrace.connectors.log.closing import CLOSED_BYTES, SIZE_SETTING
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topic_settings import FORWARD, STATUS, TABLE, TopicSettings, created_with
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
@@ -67,6 +68,29 @@ def test_a_closed_topic_stays_closed() -> None:
     cluster_topics.forget(topic)
     cluster_topics.check()
     assert () == cluster_topics.warnings
+
+
+def test_a_topic_of_statuses_that_is_gone_is_made_again() -> None:
+    """Nodes send theirs again and again. No other topic is: that one would hide what is lost."""
+    log = MemoryLog()
+    cluster_topics = join(log)
+    for topic in (TOPICS.status, TOPICS.table, TOPICS.forward("n1")):
+        log.delete_topic(topic)
+    cluster_topics.check()
+    assert created_with(STATUS).items() <= settings_of(log, TOPICS.status).items()
+    for topic in (TOPICS.table, TOPICS.forward("n1")):
+        with pytest.raises(TopicMissing):
+            log.configuration(topic)
+
+
+def test_a_log_without_its_first_records_is_a_warning() -> None:
+    """What runs has read them, and what starts needs them."""
+    log = MemoryLog()
+    cluster_topics = join(log)
+    log.trim(TOPICS.membership, 1)
+    cluster_topics.check()
+    (warning,) = cluster_topics.warnings
+    assert warning.startswith(f"{TOPICS.membership}: begins at offset 1; nodes and clients that start need the records")
 
 
 def test_a_topic_that_may_not_be_changed_is_refused_by_name() -> None:

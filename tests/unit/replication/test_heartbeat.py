@@ -165,13 +165,14 @@ def test_a_change_while_statuses_are_sent_is_sent_next() -> None:
 
 
 def test_a_status_that_the_log_refused_is_sent_at_the_next_turn() -> None:
-    """Not only when it would be repeated anyhow: it may be what a writer waits for."""
+    """Not only when it would be repeated anyhow: it may be what a writer waits for. Why it was refused is shown."""
     log, clock = MemoryLog(record_bytes_max=1), ManualClock()
     beat = heartbeat_of(log, clock, "now")
     assert beat.send_turn() > 0.0
+    assert "status" in beat.error
     assert 0 == log.describe("status").end
     log._record_bytes_max = 1_000_000
-    assert 0.0 == beat.send_turn()
+    assert (0.0, "") == (beat.send_turn(), beat.error)
     assert 1 == log.describe("status").end
 
 

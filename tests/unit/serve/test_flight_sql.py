@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
@@ -74,3 +76,33 @@ def test_another_command_is_a_typed_error(flights: flight.FlightClient) -> None:
     found = json.loads(caught.value.extra_info)
     assert "RequestInvalid" == found["type"]
     assert "CommandGetTables" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (
+            lambda client: list(client.do_action(flight.Action("CreatePreparedStatement", b""))),
+            "CreatePreparedStatement",
+        ),
+        (lambda client: list(client.list_flights()), "a list of answers"),
+        (lambda client: client.do_put(flight.FlightDescriptor.for_path("t"), pa.schema([]))[0].close(), "writing"),
+        (lambda client: client.do_exchange(flight.FlightDescriptor.for_path("t"))[1].read_chunk(), "an exchange"),
+    ],
+    ids=["action", "list", "put", "exchange"],
+)
+def test_what_flight_has_beside_queries_is_a_typed_error(
+    flights: flight.FlightClient,  # noqa: F811
+    call: Callable[[flight.FlightClient], object],
+    named: str,
+) -> None:
+    """It names what was asked for, without a traceback; of actions there are none."""
+    with pytest.raises(flight.FlightError) as caught:
+        call(flights)
+    found = json.loads(caught.value.extra_info)
+    assert ("RequestInvalid", True, False) == (
+        found["type"],
+        named in found["message"],
+        "Traceback" in str(caught.value),
+    )
+    assert [] == list(flights.list_actions())
