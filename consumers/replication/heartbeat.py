@@ -324,7 +324,7 @@ class Heartbeat:
             self._send_presence(self._appender)
             self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
         except HeadraceError as error:
-            self._send_error = str(error)
+            self._send_error = error.message
             _log.warning("status not sent", error=str(error))
             # Another one after an error: a client that failed for good accepts nothing more.
             self._close_appender()
