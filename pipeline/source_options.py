@@ -116,6 +116,8 @@ def schema_options(options: Mapping[str, str]) -> tuple[Target, str, tuple[str, 
     Spark asks for them before it tells whether the source is a batch or a stream.
     """
     given = _checked(options, {*READ, *STREAM})
+    # What is wrong with a stream alone is an error of `load` as well, and not of its first batch.
+    _stream_limits(given)
     node = _node(given)
     return (
         _target(given, needs_kafka=not node),
@@ -144,15 +146,26 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
     """The options of a stream source. Raises OptionInvalid."""
     given = _checked(options, STREAM)
+    from_latest, records_max, tasks_min, ignore_deletes = _stream_limits(given)
     return StreamOptions(
         _target(given, needs_kafka=True),
         _names(given, "columns"),
         _time_as_long(given),
+        from_latest,
+        records_max,
+        ignore_deletes,
+        _flag(given, "metadata"),
+        tasks_min,
+    )
+
+
+def _stream_limits(given: Mapping[str, str]) -> tuple[bool, int, int, bool]:
+    """(from the latest offsets, most records of a batch, fewest tasks, ignore deletes)."""
+    return (
         _one_of(given, "startingOffsets", ("earliest", "latest")) == "latest",
         _number(given, "maxRecordsPerBatch", RECORDS_PER_BATCH, least=1),
-        _flag(given, "ignoreDeletes"),
-        _flag(given, "metadata"),
         _number(given, "minPartitions", 1, least=1),
+        _flag(given, "ignoreDeletes"),
     )
 
 

@@ -86,7 +86,9 @@ def test_a_named_node_needs_no_kafka() -> None:
 
 
 def test_a_stream_has_what_was_given() -> None:
-    """Limits are whole numbers from 1 on, choices are lists, and everything has a default."""
+    """Limits are whole numbers from 1 on, choices are lists, and everything has a default. A wrong one is refused when
+    Spark asks for the schema.
+    """
     options = stream_options({**KAFKA, "startingoffsets": "latest", "maxrecordsperbatch": "7", "metadata": "true"})
     assert (True, 7, True, False) == (
         options.from_latest,
@@ -97,6 +99,9 @@ def test_a_stream_has_what_was_given() -> None:
     for wrong in ({"maxrecordsperbatch": "0"}, {"ignoredeletes": "yes"}, {"startingoffsets": "5"}, {"start": "0"}):
         with pytest.raises(OptionInvalid):
             stream_options({**KAFKA, **wrong})
+        if "start" not in wrong:
+            with pytest.raises(OptionInvalid):
+                schema_options({**KAFKA, **wrong})
 
 
 def test_a_sink_has_what_was_given() -> None:
