@@ -91,7 +91,7 @@ def plan_recovery(position: ReplicaPosition, live: Sequence[Status], costs: Cost
         return RecoveryPlan(RecoveryMethod.FILES, best.node, begins)
     # They have every row, in memory or in files that end before the log begins.
     unsealed = sorted(each.node for each in live if each.node != position.node and each.eligible)
-    later = f" yet: {', '.join(unsealed)} must seal, which headrace seal does at once" if unsealed else ""
+    later = f" yet: {', '.join(unsealed)} must seal, as its leader does within seconds" if unsealed else ""
     return RecoveryPlan(RecoveryMethod.WAIT, reason=f"{begins}, and no member in sync has the files{later}")
 
 

@@ -241,13 +241,17 @@ class LeaderTasks:
         if decision.leadership is None:
             return
         if decision.claim:
-            self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
+            self._note_pending(topic, group)
             self._append_claim(topic, group, decision.leadership)
         elif old:
-            self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
+            self._note_pending(topic, group)
             self._append_seal(topic, group, decision.leadership)
         elif not self.change_tasks.turn(topic, group, decision.leadership):
             self._upkeep(topic, group, decision.leadership)
+
+    def _note_pending(self, topic: str, group: Group) -> None:
+        now = (group.applied.epoch, group.applied.frontier)
+        self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
 
     def _upkeep(self, topic: str, group: Group, leadership: Leadership) -> None:
         """Merge small segments, drop expired slices and trim the log, one round at a time."""
@@ -255,6 +259,10 @@ class LeaderTasks:
         if self._clock.monotonic_s() < self._upkeep_after_s.get(topic, 0.0) or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
+        if self._trimmer.is_trimmed_unsealed(topic, group):
+            self._note_pending(topic, group)
+            self._append_seal(topic, group, leadership)
+            return
         now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
         with self.centres.planning():
             for record in due_upkeep(group, leadership, self._tables, now_ns, self.centres.progress(group)):
@@ -333,6 +341,13 @@ class LogTrimmer:
     def forget(self, topic: str) -> None:
         """A group has gone."""
         self._trimmed.pop(topic, None)
+
+    def is_trimmed_unsealed(self, topic: str, group: Group) -> bool:
+        """Whether the log has lost records that are in no file: who has not read them can get them from nobody.
+
+        Somebody else trimmed it: this class leaves what is not sealed. Raises TopicMissing, LogUnavailable.
+        """
+        return self._log.describe(topic).begin > group.store_jobs.sealed_offset + 1
 
     def trim(self, topic: str, group: Group) -> None:
         """Trim what may go. Raises TopicMissing, LogUnavailable, AppendFailed."""

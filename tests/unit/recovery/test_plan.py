@@ -66,5 +66,5 @@ def test_members_that_have_not_sealed_yet_are_named() -> None:
     late = replace(STATUS, node="n2", sealed_offset=20)
     position, behind = position_of(10, 30), [late, replace(late, node="n3", eligible=False)]
     plan = plan_recovery(position, behind)
-    assert (RecoveryMethod.WAIT, True) == (plan.method, "n2 must seal, which headrace seal does" in plan.reason)
+    assert (RecoveryMethod.WAIT, True) == (plan.method, "n2 must seal, as its leader does" in plan.reason)
     assert "seal" not in plan_recovery(position, behind[1:]).reason

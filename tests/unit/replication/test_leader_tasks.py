@@ -90,15 +90,17 @@ class Scene:
         members = tuple(MemberView(node, MINE.incarnation, True, True, epoch) for node in MEMBERS)
         view = GroupView(members, "n1", leader, 60_000, True, False, 0)
         state = AppliedState(version=9, offset=9, epoch=applied.epoch, leader=applied, unsealed_rows=3)
-        self.group: Any = SimpleNamespace(name="n1", applied=state, store=FakeStore())
+        jobs = SimpleNamespace(sealed_offset=4)
+        self.group: Any = SimpleNamespace(name="n1", applied=state, store=FakeStore(), store_jobs=jobs)
+        self.heartbeat: Any = FakeHeartbeat()
         self.tasks = LeaderTasks(
             self.log,
             {TOPIC: self.group},
             SealPolicy(),
             SimpleNamespace(view=lambda _topic, _steady_ms: view),
-            FakeHeartbeat(),  # type: ignore[arg-type]
+            self.heartbeat,
             SimpleNamespace(retention_ns=lambda _database, _table: 30 * DAY_NS),
-            SimpleNamespace(trim=lambda _topic, _group: None),  # type: ignore[arg-type]
+            LogTrimmer(self.log, self.heartbeat, keep_records=0),
         )
         self.tasks._appender = self.log.appender()
 
@@ -137,6 +139,19 @@ def test_upkeep_names_the_leadership_it_was_decided_under(monkeypatch: pytest.Mo
     [drop] = scene.turn()
     assert isinstance(drop, Drop)
     assert MINE == drop.leadership
+
+
+@pytest.mark.parametrize(("before", "seals"), [(5, 0), (6, 1)], ids=["what is in files", "one record more"])
+def test_a_log_that_was_trimmed_beyond_the_files_is_sealed_at_once(before: int, seals: int) -> None:
+    """By an operator: a member that has not read it could get these records from nobody. One seal is enough."""
+    scene = Scene(leader=MINE, epoch=1, applied=MINE)
+    for _ in range(10):
+        scene.log.store(TOPIC, b"", None, ())
+    scene.log.trim(TOPIC, before)
+    for _ in range(3):
+        scene.tasks._run_group(TOPIC, scene.group, True)
+    found = [decode_message(record.value).body for record in scene.log.topic(TOPIC).records if record.value]
+    assert seals * [Seal] == list(map(type, found))
 
 
 def test_loads_are_appended_by_the_leader_alone() -> None:
