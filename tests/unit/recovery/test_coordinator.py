@@ -37,6 +37,20 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         yield nodes
 
 
+@pytest.mark.slow(10)
+def test_a_wiped_node_recovers_from_logs_that_were_trimmed_beyond_every_file(three: Nodes) -> None:
+    """An operator trimmed what no member has sealed: leaders seal it, and nobody has to ask them to."""
+    three.write()
+    for name in three.running:
+        three.holds_everything(name)
+    three.wipe("n3")
+    for name in three.names:
+        topic = three.topics.forward(name)
+        three.log.trim(topic, three.log.describe(topic).end - 1)
+    three.start("n3")
+    three.holds_everything("n3")
+
+
 def test_a_wiped_node_excludes_a_source_whose_disk_has_rotted(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of equal size with other bytes are found by the catalogue's digests; another member sends good ones."""
     three.write()
