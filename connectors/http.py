@@ -11,16 +11,19 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from headrace.connectors.patient_socket import PatientSocket
 from headrace.schemas.errors import HeadraceError
 
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
+SEND_TIMEOUT_S = 30.0
+"""Of a request that is watched: a node takes a query at once, however long it computes."""
 AS_OF_HEADER = "x-headrace-as-of"
 """The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 QUERY_ID_HEADER = "x-headrace-query-id"
@@ -183,11 +186,13 @@ def request_node(
     timeout_s: float = 30.0,
     connect_timeout_s: float | None = None,
     token: str = "",
+    on_silence: Callable[[], None] | None = None,
 ) -> NodeAnswer:
     """The answer to one request; `document` is sent as JSON, `content` as it is. Raises NodeUnreachable, NodeRefused.
 
     `timeout_s` bounds each wait for the node, not the whole answer; `connect_timeout_s` replaces it while
-    connecting. `token` is for a proxy in front of the node that authenticates.
+    connecting. `token` is for a proxy in front of the node that authenticates. `on_silence` is called again and again
+    while the node is silent, and ends the wait by an error.
     """
     body: Any = content if document is None else json.dumps(document).encode()
     headers = {"content-type": "application/json" if document is not None else _BINARY} if body is not None else {}
@@ -201,8 +206,7 @@ def request_node(
         connection, target = _connection(url, connect_timeout_s or timeout_s)
         connection.connect()
         # Long queries compute in silence, but a connection that takes seconds means that nobody listens.
-        connected = connection.sock
-        connected.settimeout(timeout_s)
+        connected = connection.sock = _waiting(connection.sock, timeout_s, on_silence)
         sent = True
         connection.request(method, target, body, headers)
         response = connection.getresponse()
@@ -241,6 +245,14 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     return http.client.HTTPConnection(
         parts.hostname, parts.port or 80, timeout=timeout_s, blocksize=CHUNK_BYTES
     ), target
+
+
+def _waiting(connected: socket.socket, timeout_s: float, on_silence: Callable[[], None] | None) -> socket.socket:
+    """A connection, or what takes its place, with the time that it waits for the node."""
+    if on_silence is not None:
+        connected, timeout_s = PatientSocket(connected, timeout_s, on_silence), min(timeout_s, SEND_TIMEOUT_S)
+    connected.settimeout(timeout_s)
+    return connected
 
 
 def _unreachable(url: str, error: BaseException, *, sent: bool) -> NodeUnreachable:

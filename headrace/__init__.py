@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace._answers import QueryResult
-    from headrace.client import Client, NoNode, Writer, connect
+    from headrace._asking import NoNode
+    from headrace.client import Client, Writer, connect
     from headrace.connectors.formats.interface import FormatError
     from headrace.connectors.http import NodeUnreachable
     from headrace.connectors.log.port import LogUnavailable
@@ -26,7 +27,7 @@ _HOMES = {
     "HeadraceError": "headrace.schemas.errors",
     "LogUnavailable": "headrace.connectors.log.port",
     "NoCluster": "headrace.consumers.membership.bootstrap",
-    "NoNode": "headrace.client",
+    "NoNode": "headrace._asking",
     "NodeUnreachable": "headrace.connectors.http",
     "QueryError": "headrace.consumers.query.query_errors",
     "QueryResult": "headrace._answers",

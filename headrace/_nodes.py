@@ -1,25 +1,17 @@
-"""The nodes that a client asks, and one query to one of them."""
+"""The nodes that a client asks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-import pyarrow as pa
-
-from headrace._answers import QueryResult
 from headrace.connectors.deadline import Deadline
 from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster
 from headrace.producers.live_nodes import live_nodes
 from headrace.schemas.errors import HeadraceError
 
-ANSWER_TIMEOUT_S = 600.0
-# The node ends a query at its timeout. The client waits longer, to get the error of that and not a
-# closed socket.
-GRACE_S = 15.0
 LIST_TIMEOUT_S = 3.0
 LEARN_INTERVAL_S = 10.0
 """A client without Kafka asks this often, while it queries, which nodes its cluster has."""
@@ -81,11 +73,21 @@ class NodeDirectory:
             watch.wait_for(lambda statuses: bool(live_nodes(statuses)), deadline.left_s())
         return list(dict.fromkeys([*first, *live_nodes(watch.statuses)]))
 
+    def newest_status(self, url: str) -> int:
+        """A number that is another one with every status of a node; -1 for one that no status shows online."""
+        if not self._connection.is_open:
+            return -1
+        online = self._connection.cluster.watch.statuses.online()
+        return max((status.sent_boot_ns for status in online if status.http == url), default=-1)
+
     def listed_tables(self) -> set[tuple[str, str]]:
         """(database, table) of each table that a node lists; none when no node answers."""
         for url in self.urls(Deadline(LIST_TIMEOUT_S)):
             try:
-                return {(each["database"], each["table"]) for each in NodeClient(url).tables()}
+                return {
+                    (each["database"], each["table"])
+                    for each in NodeClient(url, answer_timeout_s=LIST_TIMEOUT_S).tables()
+                }
             except HeadraceError:
                 continue
         return set()
@@ -105,27 +107,3 @@ def node_addresses(given: str | Iterable[str] | None, setting: str) -> list[str]
     """The URLs of nodes that were named, else that of the setting. Raises NodeAddressInvalid."""
     addresses = [given] if isinstance(given, str) else list(given or ())
     return [NodeClient(address).url for address in addresses or ([setting] if setting else [])]
-
-
-def query_node(
-    url: str,
-    sql: str,
-    parameters: Mapping[str, Any],
-    after: Mapping[str, int],
-    timeout_ms: int | None,
-    stale_s: float | None,
-) -> QueryResult:
-    """The answer of one node. Raises QueryError, NodeRefused, NodeUnreachable and AnswerCut."""
-    wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
-    as_of: list[datetime] = []
-    chunks = NodeClient(url, answer_timeout_s=wait_s).query(
-        sql,
-        format="arrow",
-        after=after,
-        timeout_ms=timeout_ms,
-        parameters=parameters,
-        stale_s=stale_s,
-        on_as_of=as_of.append,
-    )
-    with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
-        return QueryResult(reader.read_all(), next(iter(as_of), None))

@@ -9,7 +9,6 @@ with headrace.connect("127.0.0.1:9092", "headrace") as client:
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from types import TracebackType
@@ -17,14 +16,13 @@ from typing import Any
 
 from headrace._access import ClusterAccess, LogAccess, RowWriter
 from headrace._answers import QueryResult
+from headrace._asking import NoNode as NoNode
+from headrace._asking import Question, ask
 from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
 from headrace._frames import arrow_table
 from headrace._node_access import NodeAccess
-from headrace._nodes import NodeDirectory, node_addresses, query_node
+from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
-from headrace.connectors.deadline import Deadline
-from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
-from headrace.consumers.query.query_errors import QueryError
 from headrace.producers.deletes import check_restricted, known_table, no_table
 from headrace.producers.writer import WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
@@ -32,23 +30,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
 
-FIND_TIMEOUT_S = 10.0
-RETRY_S = 0.2
-
 Time = int | str | date | datetime
-
-
-class NoNode(HeadraceError):
-    """No node of the cluster answers."""
-
-    @classmethod
-    def of(cls, cluster: str) -> NoNode:
-        """The error of a client that knows no live node of a cluster."""
-        return cls(
-            f"no live node of cluster {cluster!r} is known",
-            action="start its nodes, or give the URL of a node",
-            retriable=True,
-        )
 
 
 class ConnectionAmbiguous(HeadraceError):
@@ -195,34 +177,18 @@ class Client:
         It contains what this client wrote before, and with `after`, offsets of `flush` or `headrace write --json`, what
         another one wrote. While no node serves, as without Kafka, a node may answer from what it had at most `stale`
         ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0: never; default: `query.stale_max_s`).
-        `QueryResult.as_of` is then not None. Raises the QueryError of the node, NodeUnreachable, NoNode when no live
-        node is known, and DurationInvalid.
+        `QueryResult.as_of` is then not None.
+
+        `timeout_ms` bounds the call from the moment on at which everything that this client wrote is flushed, whoever
+        is asked; by default each node has its own limit. A node that falls silent and shows no sign of life is left for
+        the next one. Raises the QueryError of the node (QueryTimeout once the time is over), NodeUnreachable, NoNode
+        when no live node is known, and DurationInvalid.
         """
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
         wanted, values = newest_of(self.flush(), after or {}), query_parameters(parameters)
-        deadline = Deadline(FIND_TIMEOUT_S)
-        while True:
-            failure: HeadraceError | None = None
-            # A node that serves is better than any that does not: the older answers are asked for behind all of them.
-            urls = [node] if node else self._nodes.urls(deadline)
-            ways = [(url, 0.0 if stale_s else stale_s) for url in urls] + [(url, stale_s) for url in urls if stale_s]
-            for url, within_s in ways:
-                try:
-                    answer = query_node(url, sql, values, wanted, timeout_ms, within_s)
-                except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
-                    # Errors in the SQL are the same everywhere; those of one node say nothing about the others.
-                    if not error.retriable:
-                        raise
-                    failure = error
-                    self._nodes.note_failure(url)
-                    continue
-                if not node:
-                    self._nodes.note_answer(url)
-                return answer
-            if deadline.passed():
-                raise failure or NoNode.of(self._settings.cluster.name)
-            time.sleep(min(RETRY_S, deadline.left_s()))
+        question = Question(sql, values, wanted, timeout_ms, stale_s, self._settings.query.timeout_ms)
+        return ask(self._nodes, question, node, self._settings.cluster.name)
 
     def tables(self) -> list[TableSchema]:
         """Every table of the cluster with its newest schema, in order of name, without those that were dropped."""

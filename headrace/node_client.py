@@ -72,12 +72,14 @@ class NodeClient:
         on_as_of: Callable[[datetime], None] = lambda _moment: None,
         parameters: Mapping[str, Any] | None = None,
         user: str = "",
+        on_silence: Callable[[], None] | None = None,
     ) -> Iterator[bytes]:
         """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
         A node that does not serve may answer from what it has if that is at most `stale_s` old (None: as the node
-        is set); `on_as_of` is then called with the moment up to which the answer contains everything. Raises
-        NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
+        is set); `on_as_of` is then called with the moment up to which the answer contains everything. `on_silence` is
+        called while the node is silent, and may end the wait by an error. Raises NodeUnreachable, NodeRefused or a
+        QueryError, and AnswerCut from the iterator.
         """
         given = {
             "sql": sql,
@@ -92,7 +94,7 @@ class NodeClient:
         # 0 is not the node's own setting: it is never.
         if stale_s is not None:
             document["stale"] = stale_s
-        answer = self._request("POST", "/api/v1/query", document)
+        answer = self._request("POST", "/api/v1/query", document, on_silence=on_silence)
         if as_of := answer.stream.getheader(AS_OF_HEADER):
             on_as_of(datetime.fromisoformat(as_of))
         return answer.chunks()
@@ -148,6 +150,7 @@ class NodeClient:
         document: Mapping[str, Any] | None = None,
         *,
         content: bytes | memoryview | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> NodeAnswer:
         try:
             return request_node(
@@ -156,7 +159,8 @@ class NodeClient:
                 document=document,
                 content=content,
                 timeout_s=self._answer_timeout_s,
-                connect_timeout_s=CONNECT_TIMEOUT_S,
+                connect_timeout_s=min(CONNECT_TIMEOUT_S, self._answer_timeout_s),
+                on_silence=on_silence,
             )
         # The reader of this message types an address, so it names the address and not the route.
         except NodeUnreachable as error:

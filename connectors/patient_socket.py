@@ -1,0 +1,36 @@
+"""A socket whose owner is asked, while the other side is silent, whether to wait on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from headrace.connectors.deadline import Deadline
+
+SILENCE_S = 2.0
+"""So long nothing comes before the owner is asked, and again each time."""
+
+
+class PatientSocket(socket.socket):
+    """A connected socket for reading: after each silence it calls `on_silence`, which ends the wait by an error."""
+
+    def __init__(self, connected: socket.socket, wait_s: float, on_silence: Callable[[], None]) -> None:
+        """Takes the connection over; a read waits `wait_s` at most, and raises TimeoutError then."""
+        super().__init__(fileno=connected.detach())
+        self._wait_s = wait_s
+        self._on_silence = on_silence
+
+    # Files of this socket read through it. A timeout that such a file sees would end it for good, so it sees none
+    # before the last one.
+    def recv_into(self, *arguments: Any) -> int:
+        """See socket.socket. Raises TimeoutError, and what `on_silence` raises."""
+        deadline = Deadline(self._wait_s)
+        while True:
+            self.settimeout(max(0.001, min(SILENCE_S, deadline.left_s())))
+            try:
+                return super().recv_into(*arguments)
+            except TimeoutError:
+                if deadline.passed():
+                    raise
+                self._on_silence()
