@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from headrace._lifetime import ClientClosed
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import ClientSettingsRefused, LogUnavailable
@@ -14,7 +15,6 @@ from headrace.consumers.membership.routing import MembershipRouting, open_routin
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
-from headrace.schemas.errors import HeadraceError
 from headrace.settings import Settings, SettingsInvalid
 
 CONNECT_TIMEOUT_S = 30.0
@@ -42,10 +42,6 @@ def open_cluster(
         routing.prepare = cluster.appender.prepare
         undo.pop_all()
     return cluster
-
-
-class ClientClosed(HeadraceError):
-    """A call of a client that was closed."""
 
 
 class ClusterConnection:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace._access import ClusterAccess, LogAccess, RowWriter
 from headrace._answers import QueryResult
@@ -20,6 +20,7 @@ from headrace._asking import NoNode as NoNode
 from headrace._asking import Question, ask
 from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
 from headrace._frames import arrow_table
+from headrace._lifetime import Lifetime, not_pickled
 from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
@@ -84,13 +85,15 @@ def node_client(url: str, settings: Settings) -> Client:
 class Client:
     """One connection to one cluster.
 
-    A context manager; every method may be called from any thread. Made by `connect`.
+    A context manager; every method may be called from any thread of the process that made it by `connect`. Each method
+    raises ClientClosed behind `close`, and ClientNotShared in a process that was forked later.
     """
 
     def __init__(self, access: ClusterAccess, settings: Settings, nodes: NodeDirectory) -> None:
         self._access = access
         self._nodes = nodes
         self._settings = settings
+        self._lifetime = Lifetime()
         self._lock = threading.Lock()
         self._writers: list[Writer] = []
         self._newest: dict[str, int] = {}
@@ -113,6 +116,7 @@ class Client:
         the finest digits of the times of a new table; by default the setting `write.time_resolution`, which is
         `us`. A table keeps its resolution: `write` raises ResolutionFixed if another one is given here.
         """
+        self._lifetime.check()
         settings = self._writer_settings(quorum, quorum_timeout_ms, resolution)
         made = Writer(self, self._access.writer(database, table, settings), _names(tags))
         with self._lock:
@@ -136,6 +140,7 @@ class Client:
         that are nanoseconds. Raises DeleteInvalid for a table or a tag that does not exist, and for a delete without
         tags and times.
         """
+        self._lifetime.check()
         check_restricted(database, table, tags, start, end)
         self.flush()
         settings = self._writer_settings(quorum, None)
@@ -155,6 +160,7 @@ class Client:
 
         Raises DeleteInvalid for a table that does not exist, and for less than a second.
         """
+        self._lifetime.check()
         keep_ns = None if keep is None else keep // timedelta(microseconds=1) * 1_000
         self._access.set_retention(database, table, keep_ns)
 
@@ -184,6 +190,7 @@ class Client:
         the next one. Raises the QueryError of the node (QueryTimeout once the time is over), NodeUnreachable, NoNode
         when no live node is known, and DurationInvalid.
         """
+        self._lifetime.check()
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
         wanted, values = newest_of(self.flush(), after or {}), query_parameters(parameters)
@@ -192,6 +199,7 @@ class Client:
 
     def tables(self) -> list[TableSchema]:
         """Every table of the cluster with its newest schema, in order of name, without those that were dropped."""
+        self._lifetime.check()
         self._access.tables.refresh()
         catalogue = self._access.tables.catalogue
         dropped = {key for key in catalogue.tables if catalogue.is_dropped(*key)}
@@ -201,6 +209,7 @@ class Client:
 
     def table(self, database: str, table: str) -> TableSchema:
         """One table with its newest schema. Raises DeleteInvalid when there is none."""
+        self._lifetime.check()
         found = known_table(self._access.tables, database, table)
         dropped = self._access.tables.catalogue.is_dropped(database, table)
         if dropped and (database, table) not in self._nodes.listed_tables():
@@ -212,6 +221,7 @@ class Client:
 
         `query(…, after=…)` of another client takes them. Raises WriteFailed, WriteUnknown.
         """
+        self._lifetime.check()
         with self._lock:
             writers = list(self._writers)
         for writer in writers:
@@ -220,7 +230,9 @@ class Client:
             return dict(self._newest)
 
     def close(self) -> None:
-        """Flush and close every writer, then the connection. Raises the first error of a writer."""
+        """Flush and close every writer, then the connection; a second call does nothing. Raises the first error of a writer."""
+        self._lifetime.check_process()
+        self._lifetime.end()
         with self._lock:
             writers = list(self._writers)
         failures = []
@@ -240,6 +252,9 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A child that leaves the block has nothing to close: the parent has it.
+        if self._lifetime.is_forked:
+            return
         try:
             self.close()
         except HeadraceError as also:
@@ -247,6 +262,9 @@ class Client:
             if error is None:
                 raise
             error.add_note(f"also: {also}")
+
+    def __reduce__(self) -> NoReturn:
+        not_pickled("client")
 
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:
@@ -311,6 +329,7 @@ class Writer:
         of 0 or 1 a later call raises the errors of appending. Raises ColumnMissing, ColumnTypeError,
         TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
         """
+        self._client._lifetime.check()
         rows = arrow_table(data)
         if rows.num_columns == 0:
             return
@@ -322,12 +341,14 @@ class Writer:
 
         Raises WriteFailed, WriteUnknown.
         """
+        self._client._lifetime.check()
         offsets = self._writer.flush()
         self._client._note(offsets)
         return offsets
 
     def close(self) -> None:
         """Flush and take no more rows. Raises as `flush`."""
+        self._client._lifetime.check_process()
         try:
             self._writer.close()
         finally:
@@ -339,10 +360,15 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._client._lifetime.is_forked:
+            return
         try:
             self._writer.__exit__(kind, error, trace)
         finally:
             self._client._note(self._writer.newest(), closed=self)
+
+    def __reduce__(self) -> NoReturn:
+        not_pickled("writer")
 
 
 def newest_of(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import structlog
@@ -25,12 +24,13 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log import kafka_topics
 from headrace.connectors.log.client_check import check_client_settings
 from headrace.connectors.log.closing import close_topic
+from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_appender import KafkaAppender
 from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
@@ -56,8 +56,6 @@ NEW_TOPIC_POLL_S = 0.05
 STALL_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S_MAX = 320.0
 CLIENT_ERRORS_KEPT = 16
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _log = structlog.get_logger(__name__)
 
 
@@ -71,6 +69,7 @@ class KafkaLog:
         self._settings = dict(settings or {})
         self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap)
         self._committers: dict[str, Consumer] = {}
+        keep_after_fork(self)
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
@@ -121,7 +120,7 @@ class KafkaLog:
         def describe(client: AdminClient) -> TopicState:
             # Three requests are in flight at once: the answers cost one round trip instead of three.
             described = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)[topic]
-            begin, end = _offset(client, topic, _EARLIEST), _offset(client, topic, _LATEST)
+            begin, end = kafka_topics.begin(client, topic), kafka_topics.end(client, topic)
             topic_id = str(described.result(ANSWER_TIMEOUT_S).topic_id)
             return TopicState(topic_id, begin.result(ANSWER_TIMEOUT_S).offset, end.result(ANSWER_TIMEOUT_S).offset)
 
@@ -139,7 +138,8 @@ class KafkaLog:
 
     def written_end(self, topic: str) -> int:
         """See Log."""
-        return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))
+        level = IsolationLevel.READ_UNCOMMITTED
+        return self._admin.call(topic, lambda client: int(kafka_topics.end(client, topic, level).result(ANSWER_TIMEOUT_S).offset))
 
     def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> KafkaReader:
         """See Log."""
@@ -190,24 +190,12 @@ class KafkaLog:
     def _end(self, topic: str) -> int:
         """The end of the committed records of a topic, -1 while unknown."""
         try:
-            return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_COMMITTED))
+            return self._admin.call(topic, lambda client: int(kafka_topics.end(client, topic).result(ANSWER_TIMEOUT_S).offset))
         except HeadraceError:
             return -1
 
     def _consumer(self, name: str, **ours: Any) -> Consumer:
         return Consumer(consumer_settings(self.bootstrap, name, self._settings, **ours))
-
-
-def _end(client: AdminClient, topic: str, isolation: IsolationLevel) -> int:
-    return int(_offset(client, topic, _LATEST, isolation).result(ANSWER_TIMEOUT_S).offset)
-
-
-def _offset(
-    client: AdminClient, topic: str, which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
-) -> Future[Any]:
-    partition = TopicPartition(topic, 0)
-    answers = client.list_offsets({partition: which}, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-    return answers[partition]
 
 
 class KafkaReader:
@@ -240,6 +228,7 @@ class KafkaReader:
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._next_stall_check_s = time.monotonic() + STALL_TIMEOUT_S
         self._consumer: Consumer | None = None
+        keep_after_fork(self)
         self._open()
 
     def _open(self) -> Consumer:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_errors import MISSING, UNREACHABLE, log_error, translated
 from headrace.connectors.log.port import LogUnavailable
 
@@ -130,6 +131,7 @@ class KafkaAdmin:
             client = self._client
             if client is None:
                 client = _Client(AdminClient(self._settings), now_s, retired=self._closed)
+                keep_after_fork(client)
                 _open_clients.add(client)
                 self._client = None if self._closed else client
             client.running_calls += 1

@@ -12,6 +12,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_errors import append_error, translated
 from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
 from headrace.schemas.errors import HeadraceError
@@ -47,6 +48,7 @@ class KafkaAppender:
         self._topic = ""
         self._reports = 0
         self._lock = threading.Lock()
+        keep_after_fork(self)
         self._producer = self._new_producer()
         self._failed: list[Producer] = []
         self._closed = threading.Event()

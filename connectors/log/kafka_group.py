@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_admin import REQUEST_TIMEOUT_S
+from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_errors import DENIED, READING_CONTINUES, log_error, translated
 from headrace.connectors.log.kafka_settings import consumer_settings
 from headrace.connectors.log.port import LogUnavailable
@@ -116,6 +117,7 @@ class KafkaGroupConsumer:
         }
         self._errors: deque[KafkaError] = deque(maxlen=16)
         self._member = member
+        keep_after_fork(self)
         with translated(""):
             self._consumer = Consumer(consumer_settings(bootstrap, group, {**(settings or {})}, **ours))
             self._consumer.subscribe(

@@ -1,12 +1,20 @@
-"""Requests to Kafka that create, configure and delete topics."""
+"""Requests to Kafka that create, configure and delete topics, and find their bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S
@@ -15,6 +23,8 @@ from headrace.connectors.log.port import LogUnavailable, TopicConfiguration, Top
 
 _REFUSED = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 BROKERS_DEFAULT = -1
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +124,21 @@ def _refused(topic: str, settings: Mapping[str, str], error: KafkaException) -> 
         f"Kafka refuses the settings {wanted} of topic {topic}: {error.args[0].str()}",
         action="allow them in the policy of the Kafka cluster",
     )
+
+
+def begin(client: AdminClient, topic: str) -> Future[Any]:
+    """The offset at which a topic begins, as `offset` of what comes."""
+    return _offset(client, topic, _EARLIEST, IsolationLevel.READ_COMMITTED)
+
+
+def end(
+    client: AdminClient, topic: str, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+) -> Future[Any]:
+    """The offset at which a topic ends, as `offset` of what comes."""
+    return _offset(client, topic, _LATEST, isolation)
+
+
+def _offset(client: AdminClient, topic: str, which: OffsetSpec, isolation: IsolationLevel) -> Future[Any]:
+    partition = TopicPartition(topic, 0)
+    answers = client.list_offsets({partition: which}, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+    return answers[partition]
