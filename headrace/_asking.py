@@ -42,6 +42,10 @@ class NoNode(HeadraceError):
         )
 
 
+NO_ANSWER = (*_OF_ONE_NODE, NoNode)
+"""What `ask` raises: of errors of nodes, and not of what the client wrote before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A query as nodes take it; `default_ms` is the time limit that a node has without `timeout_ms`."""

@@ -80,18 +80,6 @@ class NodeDirectory:
         online = self._connection.cluster.watch.statuses.online()
         return max((status.sent_boot_ns for status in online if status.http == url), default=-1)
 
-    def listed_tables(self) -> set[tuple[str, str]]:
-        """(database, table) of each table that a node lists; none when no node answers."""
-        for url in self.urls(Deadline(LIST_TIMEOUT_S)):
-            try:
-                return {
-                    (each["database"], each["table"])
-                    for each in NodeClient(url, answer_timeout_s=LIST_TIMEOUT_S).tables()
-                }
-            except HeadraceError:
-                continue
-        return set()
-
 
 def member_urls(url: str) -> tuple[str, ...]:
     """The URLs of the nodes of a cluster that are online, as one of them shows; none when it does not answer."""

@@ -19,6 +19,7 @@ from headrace._answers import QueryResult
 from headrace._asking import NoNode as NoNode
 from headrace._asking import Question, ask
 from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
+from headrace._dropped import has_rows, listed_again
 from headrace._frames import arrow_table
 from headrace._lifetime import Lifetime, not_pickled
 from headrace._node_access import NodeAccess
@@ -30,6 +31,8 @@ from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
+
+LIST_TIMEOUT_MS = 3_000
 
 Time = int | str | date | datetime
 
@@ -204,7 +207,7 @@ class Client:
         catalogue = self._access.tables.catalogue
         dropped = {key for key in catalogue.tables if catalogue.is_dropped(*key)}
         # Only a node knows whether a dropped table has rows again.
-        gone = dropped - self._nodes.listed_tables() if dropped else dropped
+        gone = dropped - listed_again(self._asked_for_tables, dropped)
         return [catalogue.newest(*key) for key in sorted(catalogue.tables) if key not in gone]
 
     def table(self, database: str, table: str) -> TableSchema:
@@ -212,7 +215,7 @@ class Client:
         self._lifetime.check()
         found = known_table(self._access.tables, database, table)
         dropped = self._access.tables.catalogue.is_dropped(database, table)
-        if dropped and (database, table) not in self._nodes.listed_tables():
+        if dropped and not has_rows(self._asked_for_tables, database, table):
             raise no_table(self._access.tables, database, table)
         return found
 
@@ -265,6 +268,10 @@ class Client:
 
     def __reduce__(self) -> NoReturn:
         not_pickled("client")
+
+    def _asked_for_tables(self, sql: str) -> QueryResult:
+        # By a query, whose answer contains what this client has deleted and written: a list of tables need not.
+        return self.query(sql, timeout_ms=LIST_TIMEOUT_MS, stale_ok=True)
 
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:

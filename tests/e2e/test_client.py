@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +20,7 @@ from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from tests.e2e.actions import running_cluster, seal
 from tests.forked import run_forked
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(25)]
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,6 +55,7 @@ def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster
                 client.query("SELECT * FROM db.nothing")
 
             check_removal(cluster, client)
+            check_own_drops(client)
             for node in cluster.file.nodes:
                 assert "/pandas/" not in Path(f"/proc/{node.pid}/maps").read_text()
             cluster.kill("n3")
@@ -65,6 +69,21 @@ def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster
         assert ["n3"] == [node for node, state in members.items() if state != "holds it"]
         answer = client.query("SELECT host, v FROM db.t WHERE v >= 100 ORDER BY v").to_dicts()
     assert [("h3", 300), ("h4", 400)] == [(row["host"], row["v"]) for row in answer]
+
+
+def check_own_drops(client: headrace.Client) -> None:
+    """What a client drops is gone for it at once, and back with the next row, whichever node it asks."""
+    for round_ in range(20):
+        with client.writer("db", "mine", ["site"]) as writer:
+            writer.write([{"time": T0, "site": "s0", "v": round_}])
+        assert "mine" in {each.table for each in client.tables()}
+        assert 1 == client.table("db", "mine").version
+        client.drop_table("db", "mine")
+        # Whoever answered last is asked first: here it is another one each time.
+        client._nodes.note_failure(client._nodes._answered)
+        assert "mine" not in {each.table for each in client.tables()}
+        with pytest.raises(headrace.HeadraceError, match="there is no table"):
+            client.table("db", "mine")
 
 
 def check_removal(cluster: LocalCluster, client: headrace.Client) -> None:
@@ -134,3 +153,21 @@ def rows(client: headrace.Client) -> int:
     """Rows of the table."""
     count: int = client.query("SELECT count(*) AS n FROM db.gone").to_dicts()[0]["n"]
     return count
+
+
+def test_a_stopped_node_does_not_stop_the_client(cluster: LocalCluster) -> None:
+    """The node that answered last is asked first. It is stopped, and accepts connections: another one answers."""
+    with headrace.connect(cluster.bootstrap, cluster.cluster) as client:
+        with client.writer("db", "t", ["host"]) as writer:
+            writer.write([{"time": T0, "host": "h0", "v": 1}])
+        assert 1 == len(client.query("SELECT * FROM db.t"))
+        (first,) = (node for node in cluster.file.nodes if cluster.url(node.name) == client._nodes._answered)
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            for timeout_ms in (None, 60_000):
+                client._nodes._answered = cluster.url(first.name)
+                began_s = time.monotonic()
+                assert 1 == len(client.query("SELECT * FROM db.t", timeout_ms=timeout_ms))
+                assert time.monotonic() - began_s < WAIT_S / 2
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
