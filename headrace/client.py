@@ -16,6 +16,16 @@ from typing import Any, NoReturn
 
 from headrace._access import ClusterAccess, LogAccess, RowWriter
 from headrace._answers import QueryResult
+from headrace._arguments import (
+    given_nanoseconds,
+    given_number,
+    given_offsets,
+    given_parameters,
+    given_tags,
+    given_text,
+    given_texts,
+    writer_settings,
+)
 from headrace._asking import NoNode as NoNode
 from headrace._asking import Question, ask
 from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
@@ -26,10 +36,10 @@ from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
 from headrace.producers.deletes import check_restricted, known_table, no_table
-from headrace.producers.writer import WriterInvalid, WriterSettings, normal_rows
+from headrace.producers.writer import normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 from headrace.settings import Settings, load_settings
 
 LIST_TIMEOUT_MS = 3_000
@@ -89,7 +99,8 @@ class Client:
     """One connection to one cluster.
 
     A context manager; every method may be called from any thread of the process that made it by `connect`. Each method
-    raises ClientClosed behind `close`, and ClientNotShared in a process that was forked later.
+    raises ClientClosed behind `close`, ClientNotShared in a process that was forked later, and ArgumentInvalid, which
+    names the argument, for one of a wrong type.
     """
 
     def __init__(self, access: ClusterAccess, settings: Settings, nodes: NodeDirectory) -> None:
@@ -120,8 +131,9 @@ class Client:
         `us`. A table keeps its resolution: `write` raises ResolutionFixed if another one is given here.
         """
         self._lifetime.check()
-        settings = self._writer_settings(quorum, quorum_timeout_ms, resolution)
-        made = Writer(self, self._access.writer(database, table, settings), _names(tags))
+        settings = writer_settings(self._settings.write, quorum, quorum_timeout_ms, resolution)
+        names, key = given_texts("tags", tags), _table(database, table)
+        made = Writer(self, self._access.writer(*key, settings), names)
         with self._lock:
             self._writers.append(made)
         return made
@@ -144,19 +156,20 @@ class Client:
         tags and times.
         """
         self._lifetime.check()
-        check_restricted(database, table, tags, start, end)
+        key, values, settings = _table(database, table), given_tags(tags), writer_settings(self._settings.write, quorum)
+        check_restricted(database, table, values, start, end)
         self.flush()
-        settings = self._writer_settings(quorum, None)
-        self._note(self._access.delete(database, table, tags or {}, _ns(start), _ns(end), settings))
+        self._note(self._access.delete(*key, values, _ns(start), _ns(end), settings))
 
     def drop_table(self, database: str, table: str, *, quorum: int | None = None) -> None:
         """Delete every row of a table written before this call; nodes then remove its files.
 
         The table is not listed until it is written again: then it has the columns that it had. Raises DeleteInvalid.
         """
+        settings = writer_settings(self._settings.write, quorum)
         self.flush()
         self.table(database, table)
-        self._note(self._access.drop(database, table, self._writer_settings(quorum, None)))
+        self._note(self._access.drop(database, table, settings))
 
     def set_retention(self, database: str, table: str, keep: timedelta | None) -> None:
         """Keep the rows of a table for so long, None = for ever. Nodes drop whole time slices that are older.
@@ -164,8 +177,7 @@ class Client:
         Raises DeleteInvalid for a table that does not exist, and for less than a second.
         """
         self._lifetime.check()
-        keep_ns = None if keep is None else keep // timedelta(microseconds=1) * 1_000
-        self._access.set_retention(database, table, keep_ns)
+        self._access.set_retention(*_table(database, table), given_nanoseconds("keep", keep))
 
     def query(
         self,
@@ -194,11 +206,14 @@ class Client:
         when no live node is known, and DurationInvalid.
         """
         self._lifetime.check()
+        given_text("sql", sql)
+        others, values = given_offsets(after), query_parameters(given_parameters(parameters))
+        limit_ms = None if timeout_ms is None else given_number("timeout_ms", timeout_ms, 1)
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
-        wanted, values = newest_of(self.flush(), after or {}), query_parameters(parameters)
-        question = Question(sql, values, wanted, timeout_ms, stale_s, self._settings.query.timeout_ms)
-        return ask(self._nodes, question, node, self._settings.cluster.name)
+        wanted = newest_of(self.flush(), others)
+        question = Question(sql, values, wanted, limit_ms, stale_s, self._settings.query.timeout_ms)
+        return ask(self._nodes, question, node and given_text("node", node), self._settings.cluster.name)
 
     def tables(self) -> list[TableSchema]:
         """Every table of the cluster with its newest schema, in order of name, without those that were dropped."""
@@ -213,7 +228,8 @@ class Client:
     def table(self, database: str, table: str) -> TableSchema:
         """One table with its newest schema. Raises DeleteInvalid when there is none."""
         self._lifetime.check()
-        found = known_table(self._access.tables, database, table)
+        key = _table(database, table)
+        found = known_table(self._access.tables, *key)
         dropped = self._access.tables.catalogue.is_dropped(database, table)
         if dropped and not has_rows(self._asked_for_tables, database, table):
             raise no_table(self._access.tables, database, table)
@@ -277,22 +293,6 @@ class Client:
         if stale is not None:
             return duration_s(stale)
         return float(DURATION_S_MAX) if stale_ok else self._settings.query.stale_max_s or None
-
-    def _writer_settings(
-        self, quorum: int | None, quorum_timeout_ms: int | None, resolution: str | None = None
-    ) -> WriterSettings:
-        defaults = self._settings.write
-        if resolution not in (None, *TimeResolution):
-            raise WriterInvalid(
-                f"resolution {resolution!r} is unknown", action=f"use one of {', '.join(TimeResolution)}"
-            )
-        return WriterSettings(
-            defaults.quorum if quorum is None else quorum,
-            defaults.quorum_timeout_ms if quorum_timeout_ms is None else quorum_timeout_ms,
-            defaults.compression,
-            resolution=TimeResolution(resolution or defaults.time_resolution),
-            resolution_required=resolution is not None,
-        )
 
     def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
         tables = self._access.tables
@@ -391,8 +391,8 @@ def _ns(point: Time | None) -> int | None:
     return int(rows.column(TIME_COLUMN)[0].as_py())
 
 
-def _names(tags: Iterable[str]) -> tuple[str, ...]:
-    return (tags,) if isinstance(tags, str) else tuple(tags)
+def _table(database: object, table: object) -> tuple[str, str]:
+    return given_text("database", database), given_text("table", table)
 
 
 def _property(name: str) -> str:

@@ -72,6 +72,10 @@ class WriterSettings:
             raise WriterInvalid(
                 f"compression {self.compression!r} is unknown", action=f"use one of {', '.join(COMPRESSIONS)}"
             )
+        if self.quorum_timeout_ms < 1:
+            raise WriterInvalid(
+                f"quorum_timeout_ms {self.quorum_timeout_ms} is no time to wait", action="give at least 1"
+            )
 
     def resolution_of(self, table: TableSchema) -> TimeResolution:
         """The resolution of a table, or of one that is about to be made. Raises ResolutionFixed."""

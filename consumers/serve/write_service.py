@@ -249,17 +249,19 @@ def _options(given: Mapping[str, str]) -> WriteOptions:
     resolution = _chosen("resolution", _RESOLUTIONS, given.get("resolution", ""))
     return WriteOptions(
         _number("quorum", given.get("quorum"), 3),
-        _number("quorum_timeout_ms", given.get("quorum_timeout_ms"), 9),
+        _number("quorum_timeout_ms", given.get("quorum_timeout_ms"), 9, least=1),
         resolution,
         resolution_required=resolution is not None and _chosen("required", _TRUTH, given.get("required", "")),
     )
 
 
-def _number(name: str, given: str | None, digits_max: int) -> int | None:
+def _number(name: str, given: str | None, digits_max: int, least: int = 0) -> int | None:
     if given is None:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > digits_max:
         raise RequestInvalid(f"{name} {given!r} is not a whole number")
+    if int(given) < least:
+        raise RequestInvalid(f"{name} {given} is too small", action=f"give at least {least}")
     return int(given)
 
 

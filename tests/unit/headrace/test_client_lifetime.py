@@ -88,4 +88,4 @@ def test_clients_and_writers_are_not_pickled(tmp_path: Path, monkeypatch: pytest
         for each in (client, client.writer("d", "t")):
             for use in (pickle.dumps, copy.copy):
                 with pytest.raises(ClientNotShared, match="cannot be pickled .connect in each process"):
-                    use(each)  # type: ignore[operator]
+                    use(each)

@@ -189,6 +189,7 @@ def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: Fak
         ("/api/v1/write?database=d&table=t", stream_of(pa.table({"time": [1], "v": [1]}))[:-8], "stream is cut"),
         ("/api/v1/write?database=d&table=t&quorum=x", b"", "quorum 'x'"),
         ("/api/v1/write?database=d&table=t&quorum=5", None, "5"),
+        ("/api/v1/write?database=d&table=t&quorum_timeout_ms=0", b"", "quorum_timeout_ms 0 is too small"),
         ("/api/v1/write?database=d&table=t&tag_columns=host", None, "no parameter 'tag_columns'"),
     ],
 )
