@@ -139,7 +139,9 @@ class KafkaLog:
     def written_end(self, topic: str) -> int:
         """See Log."""
         level = IsolationLevel.READ_UNCOMMITTED
-        return self._admin.call(topic, lambda client: int(kafka_topics.end(client, topic, level).result(ANSWER_TIMEOUT_S).offset))
+        return self._admin.call(
+            topic, lambda client: int(kafka_topics.end(client, topic, level).result(ANSWER_TIMEOUT_S).offset)
+        )
 
     def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> KafkaReader:
         """See Log."""
@@ -190,7 +192,9 @@ class KafkaLog:
     def _end(self, topic: str) -> int:
         """The end of the committed records of a topic, -1 while unknown."""
         try:
-            return self._admin.call(topic, lambda client: int(kafka_topics.end(client, topic).result(ANSWER_TIMEOUT_S).offset))
+            return self._admin.call(
+                topic, lambda client: int(kafka_topics.end(client, topic).result(ANSWER_TIMEOUT_S).offset)
+            )
         except HeadraceError:
             return -1
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.log.kafka_admin import REQUEST_TIMEOUT_S
 from headrace.connectors.log.forks import keep_after_fork
+from headrace.connectors.log.kafka_admin import REQUEST_TIMEOUT_S
 from headrace.connectors.log.kafka_errors import DENIED, READING_CONTINUES, log_error, translated
 from headrace.connectors.log.kafka_settings import consumer_settings
 from headrace.connectors.log.port import LogUnavailable

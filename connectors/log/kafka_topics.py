@@ -131,9 +131,7 @@ def begin(client: AdminClient, topic: str) -> Future[Any]:
     return _offset(client, topic, _EARLIEST, IsolationLevel.READ_COMMITTED)
 
 
-def end(
-    client: AdminClient, topic: str, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
-) -> Future[Any]:
+def end(client: AdminClient, topic: str, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> Future[Any]:
     """The offset at which a topic ends, as `offset` of what comes."""
     return _offset(client, topic, _LATEST, isolation)
 
