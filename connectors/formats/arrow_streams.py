@@ -17,6 +17,7 @@ from headrace.connectors.formats.interface import (
     ParseResult,
 )
 from headrace.connectors.formats.lines import Integers
+from headrace.connectors.formats.row_rules import validate_but_for_times
 from headrace.connectors.formats.text_columns import present_tags
 from headrace.connectors.formats.typed_rows import TypedRows, chosen_columns, numbered_lines, typed_chunks
 
@@ -96,10 +97,19 @@ def _read(value: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
             raise _NotAStream("the message has bytes behind its Arrow stream")
         # Any function may fail on an array with an offset out of range, or end the process.
         for batch in batches:
-            batch.validate(full=True)
+            _validate(batch)
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
         raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
     return reader.schema, batches
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """Raises pa.ArrowInvalid."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        for column in batch.columns:
+            validate_but_for_times(column)
 
 
 def _check_names(schema: pa.Schema) -> None:

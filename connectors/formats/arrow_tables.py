@@ -230,6 +230,29 @@ def is_field_type(kind: pa.DataType) -> bool:
     return is_text(kind) or _is_moment(kind) or any(check(kind) for check in checks)
 
 
+def readable_column(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A column in a form that Arrow can select from; None for a type that no field, tag or time can have."""
+    if pa.types.is_run_end_encoded(column.type):
+        try:
+            column = pc.run_end_decode(column)
+        except pa.ArrowNotImplementedError:
+            return None
+    kind = column.type
+    if not is_field_type(kind):
+        return None
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+        # As polars writes categories. Arrow decodes no dictionary of views.
+        chunks = [_with_plain_texts(chunk) for chunk in column.chunks]
+        return pa.chunked_array(chunks, pa.dictionary(kind.index_type, pa.large_string()))
+    return column
+
+
+def _with_plain_texts(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
+
+
 def _is_moment(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
 

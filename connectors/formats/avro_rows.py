@@ -194,12 +194,11 @@ class _Cells:
 
 
 def _beyond(values: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Which decimals have more digits than their type."""
-    if kind.precision >= DECIMAL_DIGITS_MAX:
-        return np.zeros(len(values), np.bool_)
-    limit = pa.scalar(Decimal(10**kind.precision - 1), pa.decimal128(DECIMAL_DIGITS_MAX, 0))
-    whole = pa.Array.from_buffers(pa.decimal128(DECIMAL_DIGITS_MAX, 0), len(values), values.buffers())
-    over = pc.greater(pc.abs(whole), limit)
+    """Which decimals have more digits than their type. Sixteen bytes hold more than any type has."""
+    whole_kind = pa.decimal128(DECIMAL_DIGITS_MAX, 0)
+    low, high = (pa.scalar(Decimal(sign * (10**kind.precision - 1)), whole_kind) for sign in (-1, 1))
+    whole = pa.Array.from_buffers(whole_kind, len(values), values.buffers())
+    over = pc.or_(pc.less(whole, low), pc.greater(whole, high))
     return np.asarray(pc.fill_null(over, fill_value=False))
 
 

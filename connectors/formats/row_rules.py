@@ -71,8 +71,8 @@ def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
     """(the table, which of its rows have valid text in every column, why the others have not).
 
     For tables whose offsets are known to be right, as those read from a Parquet file. Rows of the table can be
-    selected. Columns with bad text come back as plain text: a dictionary would keep what no row uses. Raises
-    ArrayInvalid for a column with another fault.
+    selected. Columns with bad text come back as plain text: a dictionary would keep what no row uses. Times of day
+    outside of their day are left, for `unfit_values`. Raises ArrayInvalid for a column with another fault.
     """
     good, names = np.ones(table.num_rows, np.bool_), []
     for index, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
@@ -83,7 +83,11 @@ def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
-            if not _is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            if pa.types.is_time(kind):
+                _check_but_for_times(name, column)
+                continue
+            if not _is_text(kind):
                 raise ArrayInvalid(f"column {name!r} is not valid") from None
             try:
                 texts = column.cast(pa.large_string())
@@ -95,6 +99,35 @@ def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
             table = table.set_column(index, name, texts)
             names.append(repr(name))
     return table, good, f"the text of {', '.join(names)} is not UTF-8"
+
+
+def validate_but_for_times(array: pa.Array) -> None:
+    """As `validate(full=True)`, and takes times of day outside of their day: what they are is judged row by row.
+
+    Raises pa.ArrowInvalid.
+    """
+    kind = array.type
+    if pa.types.is_time(kind):
+        array.validate()
+    elif pa.types.is_dictionary(kind):
+        # Arrow validates indices and values together.
+        nothing = pa.nulls(len(array.dictionary))
+        pa.DictionaryArray.from_arrays(array.indices, nothing, safe=False).validate(full=True)
+        validate_but_for_times(array.dictionary)
+    elif pa.types.is_struct(kind):
+        array.validate()
+        for index in range(kind.num_fields):
+            validate_but_for_times(array.field(index))
+    else:
+        array.validate(full=True)
+
+
+def _check_but_for_times(name: str, column: pa.ChunkedArray) -> None:
+    try:
+        for chunk in column.chunks:
+            validate_but_for_times(chunk)
+    except pa.ArrowInvalid:
+        raise ArrayInvalid(f"column {name!r} is not valid") from None
 
 
 def without_refused_times(parsed: ParseResult, *, keep_lines: bool) -> ParseResult:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.arrow_tables import field_values, is_text, plain_array, tag_values
+from headrace.connectors.formats.arrow_tables import field_values, is_text, plain_array, readable_column, tag_values
 from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.interface import (
     NS_PER_UNIT,
@@ -31,6 +31,7 @@ from headrace.connectors.formats.unfit_values import unfit_values
 from headrace.schemas.tables import FieldType
 
 Mask = npt.NDArray[np.bool_]
+_NO_TIME = "the time has type {}: times are timestamps, integers or text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def typed_chunks(
     rows: TypedRows, options: FormatOptions, default_times: DefaultTimes, rejections: Rejections
 ) -> Iterator[TableChunk]:
     """The rows of each table; those that cannot be rows of a table are rejected."""
-    rows = _with_text(rows, rejections)
+    rows = _with_text(_readable(rows, options, rejections), rejections)
     times, rows = _timed(rows, options, default_times, rejections)
     if options.table_column is None:
         yield from _chunk(options.table or "", rows, times, options, rejections)
@@ -88,6 +89,41 @@ def typed_chunks(
             rejections.add(rows.lines[own], str(error))
             continue
         yield from _chunk(name, rows.select(own), times[own], options, rejections)
+
+
+def _readable(rows: TypedRows, options: FormatOptions, rejections: Rejections) -> TypedRows:
+    """The rows without a value in a column of a type that nothing can be read of, which becomes one of nulls.
+
+    Before any other step: Arrow has no selection, no join or no cast of such types.
+    """
+    good = np.ones(len(rows.lines), np.bool_)
+    columns = rows.columns
+    for index, (name, column) in enumerate(zip(columns.column_names, columns.columns, strict=True)):
+        readable = readable_column(column)
+        if readable is None:
+            readable = pa.chunked_array([pa.nulls(len(column))])
+            # A table name of another type is none: the row goes to the table of the options.
+            if name != options.table_column:
+                bad = _has_value(column)
+                rejections.add(rows.lines[bad], _refused_type(name, column.type, options))
+                good &= ~bad
+        if readable is not column:
+            columns = columns.set_column(index, name, readable)
+    return TypedRows(columns, rows.lines).select(good)
+
+
+def _has_value(column: pa.ChunkedArray) -> Mask:
+    """Which rows are not null."""
+    try:
+        return np.asarray(pc.is_valid(column), np.bool_)
+    except pa.ArrowNotImplementedError:
+        return np.ones(len(column), np.bool_)
+
+
+def _refused_type(name: str, kind: pa.DataType, options: FormatOptions) -> str:
+    if name == options.time_column:
+        return _NO_TIME.format(kind)
+    return f"{'tag' if name in options.tags else 'field'} {name!r} has type {kind}"
 
 
 def _with_text(rows: TypedRows, rejections: Rejections) -> TypedRows:
@@ -134,7 +170,7 @@ def _times_of(values: pa.Array, options: FormatOptions) -> tuple[pa.Array, Seque
     elif pa.types.is_null(kind):
         return values.cast(pa.int64()), ""
     else:
-        return pa.nulls(len(values), pa.int64()), f"the time has type {kind}: times are timestamps, integers or text"
+        return pa.nulls(len(values), pa.int64()), _NO_TIME.format(kind)
     times = to_arrow(scaled(pl.Series(values=pl.from_arrow(units)), factor))
     return times, "the time does not fit int64 nanoseconds"
 

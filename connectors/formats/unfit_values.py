@@ -1,7 +1,7 @@
 """Values that no field or tag can hold, though others of their Arrow type can.
 
 These are integers above int64, decimals with more digits than int64 or float64 keep, and moments whose text would be no
-date: Arrow writes `<value out of range>` or noise for them, without an error.
+date or no time of day: Arrow writes `<value out of range>` or noise for them, without an error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ INTEGER_REASON = "integers that do not fit int64"
 WHOLE_REASON = "whole decimals that int64 cannot hold"
 DECIMAL_REASON = "decimals that float64 cannot hold"
 MOMENT_REASON = "dates or times outside the years -32767 to 32767"
+CLOCK_REASON = "times of day outside 00:00 to 24:00"
 
 _INT64_MAX = 2**63 - 1
 # Of every decimal that has an int64, and of its neighbours.
@@ -37,7 +38,7 @@ def unfit_values(values: pa.Array, *, as_float: bool, as_text: bool = False) -> 
     elif pa.types.is_uint64(kind) and not as_text:
         found = pc.greater(values, pa.scalar(_INT64_MAX, pa.uint64())), INTEGER_REASON
     elif has_moments_without_text(kind):
-        found = _outside(values), MOMENT_REASON
+        found = _outside(values), CLOCK_REASON if pa.types.is_time(kind) else MOMENT_REASON
     else:
         return None
     unfit = pc.fill_null(found[0], fill_value=False)
