@@ -165,8 +165,10 @@ def _times_of(values: pa.Array, options: FormatOptions) -> tuple[pa.Array, Seque
         units, factor = values.cast(pa.int64()), NS_PER_UNIT[kind.unit]
     elif pa.types.is_date(kind):
         units, factor = values.cast(pa.timestamp("ms")).cast(pa.int64()), NS_PER_UNIT["ms"]
-    elif pa.types.is_integer(kind) and kind != pa.uint64():
-        units, factor = values.cast(pa.int64()), options.ns_per_unit
+    elif pa.types.is_integer(kind):
+        unfit = unfit_values(values, as_float=False)
+        fitting = values if unfit is None else pc.if_else(unfit[0], pa.scalar(None, kind), values)
+        units, factor = fitting.cast(pa.int64()), options.ns_per_unit
     elif pa.types.is_null(kind):
         return values.cast(pa.int64()), ""
     else:

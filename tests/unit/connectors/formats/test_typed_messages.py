@@ -217,3 +217,17 @@ def test_no_bits_of_a_value_harm_another_message(
     result = parsed("arrow", [good, bad, good], tags=("g",), table_column="name")
     assert {1} >= {each.message for each in result.rejections()}
     assert [1.5, 1.5] == result.tables["t"]["v"].drop_null().to_pylist()
+
+
+@pytest.mark.parametrize("unit", ["ns", "s"])
+def test_times_are_integers_of_any_width(unit: str) -> None:
+    """Also without a sign, as `backfill` takes them; one above int64 costs its row."""
+    for kind in (pa.int8(), pa.uint8(), pa.uint32(), pa.uint64()):
+        result = parsed("arrow", [stream({"time": pa.array([5, 7], kind), "v": pa.array([1.5, 2.5])})], time_unit=unit)
+        factor = 10**9 if unit == "s" else 1
+        assert [5 * factor, 7 * factor] == result.tables["t"]["time"].to_pylist()
+    times = pa.array([5, 2**63, None, 2**64 - 1], pa.uint64())
+    result = parsed("arrow", [stream({"time": times, "v": pa.array([1.5] * 4)})])
+    assert [5, MESSAGE_TIME_NS] == result.tables["t"]["time"].to_pylist()
+    assert [(0, 1), (0, 3)] == refused(result)
+    assert {"the time does not fit int64 nanoseconds"} == {each.reason for each in result.rejections()}
