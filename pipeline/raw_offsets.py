@@ -41,6 +41,11 @@ class Start:
     timestamp_ms: int | None = None
     or_latest: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether another answer is right later: where the topic ends then."""
+        return self.or_latest or LATEST in (self.rule, *(self.offsets or {}).values())
+
 
 class OffsetsInvalid(HeadraceError):
     """Offsets that are not those of the source's topic: of another topic, or in another form."""
@@ -85,6 +90,16 @@ def next_offsets(position: Offsets, ends: Offsets, messages_max: int | None) -> 
         share = size if messages_max is None or total <= messages_max else max(1, size * messages_max // total)
         reached[partition] = position.get(partition, 0) + min(size, share)
     return reached
+
+
+def first_start(start: Offsets, end: Offsets, *, moves: bool) -> dict[int, int]:
+    """Where the first batch of a query begins, when Spark asks for it again: it was planned and never finished.
+
+    A partition that the batch lacks was added later, and is read from its first message on by a later batch. A start
+    that `moves` may have gone beyond the end of the batch, which had nothing of that partition.
+    """
+    known = {partition: offset for partition, offset in start.items() if partition in end}
+    return {partition: min(offset, end[partition]) for partition, offset in known.items()} if moves else known
 
 
 def offset_ranges(topic: str, start: Offsets, end: Offsets) -> list[OffsetRange]:

@@ -19,6 +19,7 @@ from headrace.pipeline.raw_offsets import (
     Offsets,
     OffsetsInvalid,
     Start,
+    first_start,
     next_offsets,
     offset_ranges,
 )
@@ -55,6 +56,7 @@ class RawPlanner:
         self._retreat: Deadline | None = None
         self._topic_id = ""
         self._initial: dict[int, int] | None = None
+        self._at_end: dict[int, int] = {}
         self._position: dict[int, int] | None = None
 
     def resume(self, position: Offsets) -> None:
@@ -62,23 +64,28 @@ class RawPlanner:
         self._position = dict(position)
 
     def initial(self) -> dict[int, int]:
-        """Where a query without a checkpoint begins. Raises OffsetsInvalid and the errors of the log."""
+        """Where a query without a finished batch begins. Raises OffsetsInvalid and the errors of the log."""
         if self._initial is None:
-            self._initial = self._first_offsets(self._ends())
+            ends = self._ends()
+            self._initial = self._first_offsets(ends)
+            self._at_end = {partition: at for partition, at in self._initial.items() if at == ends[partition]}
         return self._initial
 
     def latest(self) -> dict[int, int]:
         """The end of the next batch, which is the position where nothing is new; waits a moment for something.
 
-        Raises RawDataLost, TopicMissing, LogUnavailable.
+        Raises RawDataLost, OffsetsInvalid, TopicMissing, LogUnavailable.
         """
         # Without a position Spark has no checkpoint. Its first answer is recorded at once, also of an empty topic:
         # a start at "latest" must be the same one after a restart.
         waits = self._position is not None
-        position = self._position or self.initial()
+        position = self._position if self._position is not None else self._checked_initial()
         deadline = Deadline(self._idle_wait_s)
         while True:
             self._position = next_offsets(position, self._allowed(self._checked_ends(position)), self._messages_max)
+            if not waits and self._start.moves:
+                # Where the first batch began is not recorded: what came since, it would lose if it failed.
+                self._position |= self._at_end
             if self._position != position or not waits or deadline.passed() or self._is_at_end():
                 return self._position
             # Spark asks again at once, or after its interval: an idle topic must not keep a processor busy.
@@ -86,6 +93,8 @@ class RawPlanner:
 
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
         """The offset ranges of a batch, first or repeated. Raises RawDataLost when the topic lacks one of them."""
+        if start == self._initial:
+            start = first_start(start, end, moves=self._start.moves)
         planned = offset_ranges(self._topic, start, end)
         begins = self._log.begins(self._topic, [each.partition for each in planned])
         if any(begins[each.partition] > each.begin for each in planned):
@@ -138,11 +147,8 @@ class RawPlanner:
         given = self._start.offsets
         if given is None:
             return dict(begins if self._start.rule == EARLIEST else ends)
-        if given.keys() != ends.keys():
-            raise OffsetsInvalid(
-                f"startingOffsets has partitions {_listed(given)}, and topic {self._topic} has {_listed(ends)}",
-                action="name each partition once; -2 is its begin, -1 its end",
-            )
+        if not given.keys() <= ends.keys():
+            raise self._other_partitions(given, ends)
         first = {
             partition: {EARLIEST: begins[partition], LATEST: ends[partition]}.get(offset, offset)
             for partition, offset in given.items()
@@ -155,6 +161,20 @@ class RawPlanner:
                     action="choose an offset that it holds",
                 )
         return first
+
+    def _checked_initial(self) -> dict[int, int]:
+        """The beginning of a new query. Raises OffsetsInvalid where its options leave out a partition."""
+        given, initial = self._start.offsets, self.initial()
+        # Not as soon as it is asked for: of a query whose first batch is unfinished, a partition may be newer than that.
+        if given is not None and given.keys() != (ends := self._ends()).keys():
+            raise self._other_partitions(given, ends)
+        return initial
+
+    def _other_partitions(self, given: Offsets, ends: Offsets) -> OffsetsInvalid:
+        return OffsetsInvalid(
+            f"startingOffsets has partitions {_listed(given)}, and topic {self._topic} has {_listed(ends)}",
+            action="name each partition once; -2 is its begin, -1 its end",
+        )
 
     def _offsets_at_time(self, timestamp_ms: int, ends: Offsets) -> dict[int, int]:
         found = self._log.at_time(self._topic, list(ends), timestamp_ms)

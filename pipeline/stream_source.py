@@ -49,14 +49,16 @@ class TableStreamReader(DataSourceStreamReader):
         self._schema = schema
         self._tags = tuple(tags)
         self._follower: LogFollower | None = None
+        self._initial: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_follower": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query starts."""
+        """Where a query without a finished batch starts."""
         offsets = self._opened().beginning()
         self._opened().start(offsets)
+        self._initial = offsets
         return offsets
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -72,6 +74,10 @@ class TableStreamReader(DataSourceStreamReader):
         follower = self._opened()
         if not follower.started:
             follower.start(start)
+        elif self._options.from_latest and start == self._initial and _is_behind(end, start):
+            # Of a first batch that was not finished Spark asks again where it begins, and the logs have gone on since.
+            # It was empty; what lies between is of the next one, and of it alone are repeats known.
+            follower.start(start := end)
         follower.cover(end)
         # The log of a group that is new is read from its first record on.
         ranges = {
@@ -136,6 +142,10 @@ class TableStreamReader(DataSourceStreamReader):
                 self._follower = LogFollower(log, routing, self._options)
                 undo.pop_all()
         return self._follower
+
+
+def _is_behind(offsets: dict[str, Any], others: dict[str, Any]) -> bool:
+    return any(int(each["offset"]) < int(others.get(topic, each)["offset"]) for topic, each in offsets.items())
 
 
 def _records(log: KafkaLog, wanted: LogRange) -> Iterator[Record]:

@@ -34,7 +34,7 @@ from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_json_lines, to_line_protocol
 from headrace.workload.workload import Workload
-from tests.spark.conftest import IngestCluster, new_ingest_cluster
+from tests.spark.conftest import IngestCluster, add_partitions, new_ingest_cluster
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
 from tests.unit.membership.growing import SLOTS, TOPICS, Growing
 from tests.waiting import eventually
@@ -144,6 +144,26 @@ def test_a_wrong_format_ends_the_query(spark: SparkSession, cluster: IngestClust
     assert f"headrace dlq show dlq.{cluster.raw}" in raised.value.action
     assert not raised.value.retriable
     assert [bad] == [letter.value for letter in cluster.dead_letters()]
+
+
+def test_a_partition_is_added_while_the_first_micro_batch_is_unfinished(
+    spark: SparkSession, cluster: IngestCluster
+) -> None:
+    """The restarted query writes that batch as it was planned, then the messages of the new partition; each row once."""
+    cluster.create_raw(partitions=2)
+    cluster.produce([b"t,host=a x=1i 1", b"t,host=b x=2i 2"], partitions=2)
+    job = cluster.job()
+    cluster.run(spark, job)
+    checkpoint = cluster.directory / f"checkpoint-{job.topic}-influx-db"
+    for commit in (checkpoint / "commits").glob("*0*"):
+        commit.unlink()
+    assert ["0"] == [each.name for each in (checkpoint / "offsets").iterdir() if not each.name.startswith(".")]
+    add_partitions(cluster.bootstrap, cluster.raw, 3)
+    cluster.produce([b"", b"t,host=a x=4i 4", b"t,host=c x=3i 3"], partitions=3)
+    again, idle = cluster.run(spark, job), cluster.run(spark, job)
+    assert (4, 0) == (again.counts.rows, idle.counts.rows)
+    rows = stored_tables(cluster.log, cluster.topics)["t"].to_pylist()
+    assert [1, 2, 3, 4] == sorted(row["x"] for row in rows)
 
 
 def test_a_repeated_micro_batch_changes_nothing(spark: SparkSession, cluster: IngestCluster) -> None:

@@ -108,6 +108,7 @@ def test_a_query_begins_where_its_options_name(start: Start, expected: dict[int,
     ("start", "word"),
     [
         (Start(offsets={0: 50}), "partitions 0, and topic raw has 0, 1"),
+        (Start(offsets={0: 50, 1: 0, 2: 0}), "partitions 0, 1, 2, and topic raw has 0, 1"),
         (Start(offsets={0: 4, 1: 0}), "4 for partition 0"),
         (Start(offsets={0: 5, 1: 11}), "11 for partition 1"),
         (Start(timestamp_ms=7), "no message at or after 7 ms"),
@@ -116,7 +117,7 @@ def test_a_query_begins_where_its_options_name(start: Start, expected: dict[int,
 def test_a_begin_that_the_topic_does_not_have_is_refused(start: Start, word: str) -> None:
     """Never moved to another offset in silence."""
     with pytest.raises(OffsetsInvalid, match=word):
-        planner(two_partitions(), start).initial()
+        planner(two_partitions(), start).latest()
 
 
 def test_an_added_partition_is_read_from_its_first_message() -> None:
@@ -132,6 +133,72 @@ def test_an_added_partition_is_read_from_its_first_message() -> None:
     topic.begins_at[2] = 1
     with pytest.raises(RawDataLost):
         planned.ranges(before, after)
+
+
+def restarted(topic: Topic, ends: list[dict[int, int]], start: Start | None = None) -> RawPlanner:
+    """The planner of a query with these batches in its checkpoint, asked as Spark asks it: first for the last end."""
+    planned = planner(topic, start)
+    planned.resume(ends[-1])
+    return planned
+
+
+@pytest.mark.parametrize("start", [Start(), Start(offsets={0: EARLIEST, 1: 0}), Start(timestamp_ms=7)])
+def test_a_partition_is_added_while_the_first_batch_is_unfinished(start: Start) -> None:
+    """Spark asks for the beginning again, which has that partition and the batch has not: the next batch reads it,
+    from its first message on, once, and again so when that one is unfinished too.
+    """
+    topic = two_partitions()
+    topic.times = {0: 5, 1: 0}
+    first = planner(topic, start).latest()
+    topic.begins_at[2], topic.ends = 0, {0: 107, 1: 10, 2: 7}
+    topic.times[2] = 3
+    planned = restarted(topic, [first], start)
+    assert [OffsetRange("raw", 0, 5, 105), OffsetRange("raw", 1, 0, 10)] == planned.ranges(planned.initial(), first)
+    second = planned.latest()
+    expected = [OffsetRange("raw", 0, 105, 107), OffsetRange("raw", 2, 0, 7)]
+    assert expected == planned.ranges(first, second)
+    again = restarted(topic, [first, second], start)
+    assert expected == again.ranges(first, second)
+    assert second == again.latest()
+
+
+def test_a_start_at_the_end_loses_nothing_with_its_first_batch() -> None:
+    """That batch is empty, and stays so when it is planned again behind later messages: the next one has these."""
+    topic = two_partitions()
+    planned = planner(topic, Start(LATEST))
+    begin = planned.initial()
+    topic.ends = {0: 120, 1: 10}
+    first = planned.latest()
+    assert begin == first == {0: 105, 1: 10}
+    again = restarted(topic, [first], Start(LATEST))
+    assert [] == again.ranges(again.initial(), first)
+    assert [OffsetRange("raw", 0, 105, 120)] == again.ranges(first, again.latest())
+
+
+def test_of_a_start_at_a_time_only_what_begins_at_the_end_is_empty() -> None:
+    """The first batch has the messages from that time on, which `availableNow` takes for all that there is."""
+    topic = two_partitions()
+    topic.times = {0: 60}
+    start = Start(timestamp_ms=7, or_latest=True)
+    planned = planner(topic, start)
+    begin = planned.initial()
+    topic.ends = {0: 120, 1: 15}
+    first = planned.latest()
+    assert [OffsetRange("raw", 0, 60, 120)] == planned.ranges(begin, first)
+    topic.times = {0: 60, 1: 12}
+    again = restarted(topic, [first], start)
+    assert [OffsetRange("raw", 0, 60, 120)] == again.ranges(again.initial(), first)
+    assert [OffsetRange("raw", 1, 10, 15)] == again.ranges(first, again.latest())
+
+
+def test_a_first_batch_whose_messages_are_gone_is_no_empty_one() -> None:
+    """They were trimmed before it was finished: the start has moved, and nobody has read them for certain."""
+    topic = two_partitions()
+    first = planner(topic).latest()
+    topic.begins_at[0], topic.ends[0] = 110, 120
+    again = restarted(topic, [first])
+    with pytest.raises(OffsetsInvalid, match="partition 0"):
+        again.ranges(again.initial(), first)
 
 
 def test_lost_messages_end_the_query() -> None:

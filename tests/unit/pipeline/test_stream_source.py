@@ -202,6 +202,53 @@ def test_a_new_group_is_followed_from_its_beginning(monkeypatch: pytest.MonkeyPa
         reader_of(scene, monkeypatch).partitions(start, {**end, "gone": {"id": "x", "offset": 1}})
 
 
+def asked_again(reader: TableStreamReader, end: dict[str, Any]) -> dict[str, Any]:
+    """The beginning of the first batch of a query that has not finished it, asked for as Spark does at a restart."""
+    assert [] == reader.partitions(end, end)
+    return reader.initialOffset()
+
+
+def test_a_group_is_added_while_the_first_batch_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is in the next batch from its first record on, also when that one is planned again."""
+    scene = new_scene()
+    both = scene.cluster.routing
+    scene.cluster = replace(scene.cluster, routing=FixedRouting(without(table_of(scene), "n2")))
+    scene.write([rows(0, 20, hosts=20)])
+    before = reader_of(scene, monkeypatch)
+    first = before.latestOffset()
+    assert [TOPICS.forward("n1")] == list(first) == list(before.initialOffset())
+    scene.cluster = replace(scene.cluster, routing=both)
+    scene.write([rows(20, 20, hosts=20)], batch=1)
+    again = reader_of(scene, monkeypatch)
+    start = asked_again(again, first)
+    assert set(start) > set(first)
+    assert list(range(20)) == read(again, start, first)["n"].to_pylist()
+    second = again.latestOffset()
+    assert list(range(20, 40)) == read(again, first, second)["n"].to_pylist()
+    last = reader_of(scene, monkeypatch)
+    assert [] == last.partitions(second, second)
+    assert list(range(20, 40)) == read(last, first, second)["n"].to_pylist()
+
+
+def test_a_query_from_the_end_loses_nothing_with_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was empty, and rows that came before it was finished are in the next one: each once, and no delete unseen."""
+    monkeypatch.setattr(log_follower, "LOOK_BACK_RECORDS", 0)
+    scene = new_scene()
+    scene.write([rows(0, 20)])
+    first = reader_of(scene, monkeypatch, from_latest=True).latestOffset()
+    for _ in range(2):
+        scene.write([rows(20, 20, hosts=20)], batch=1)
+    again = reader_of(scene, monkeypatch, from_latest=True)
+    start = asked_again(again, first)
+    assert [] == again.partitions(start, first)
+    assert list(range(20, 40)) == read(again, first, again.latestOffset())["n"].to_pylist()
+    delete(scene, "t")
+    other = reader_of(scene, monkeypatch, from_latest=True)
+    assert [] == other.partitions(asked_again(other, first), first)
+    with pytest.raises(RowsDeleted):
+        other.latestOffset()
+
+
 def test_new_columns_wait_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A column that the query does not know is left out; one that became wider is an error and not rounded."""
     scene = new_scene()
@@ -260,9 +307,14 @@ def test_a_refused_record_gives_no_rows(monkeypatch: pytest.MonkeyPatch) -> None
 def ended(scene: SourceScene, log: str) -> None:
     """A change of members has removed the group of this log: it is closed, and no slot is its own."""
     scene.log.close_topic(log)
+    scene.cluster = replace(scene.cluster, routing=FixedRouting(without(table_of(scene), "n2")))
+
+
+def table_of(scene: SourceScene) -> SlotTable:
+    """The slot table of a scene."""
     table = scene.cluster.routing.route.table
     assert isinstance(table, SlotTable)
-    scene.cluster = replace(scene.cluster, routing=FixedRouting(without(table, "n2")))
+    return table
 
 
 def without(table: SlotTable, node: str) -> SlotTable:
