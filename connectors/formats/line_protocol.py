@@ -40,7 +40,7 @@ from headrace.connectors.formats.line_scanner import (
     scan_line,
     time_to_ns,
 )
-from headrace.connectors.formats.line_triage import UNEXPLAINED, Triage
+from headrace.connectors.formats.line_triage import UNEXPLAINED, Triage, no_readings
 from headrace.connectors.formats.lines import Booleans, Integers, Lines, QuotedRecords, find_quoted_records
 from headrace.connectors.formats.series_registry import Codes, SeriesRegistry
 from headrace.connectors.formats.templates import NUMBER_KINDS, MatchedLines, Matcher, Template
@@ -225,8 +225,15 @@ class _Parser:
 
 def line_records(lines: Lines, failures_max: int | None = None, looks_max: int | None = None) -> QuotedRecords:
     """The readings that span several lines inside a quoted string; see `find_quoted_records`."""
-    wanted = not_blank(lines)
-    return find_quoted_records(lines, wanted, _is_record, escapes=True, failures_max=failures_max, looks_max=looks_max)
+    return find_quoted_records(
+        lines,
+        not_blank(lines),
+        is_record,
+        escapes=True,
+        may_continue=no_readings,
+        failures_max=failures_max,
+        looks_max=looks_max,
+    )
 
 
 def not_blank(lines: Lines) -> Booleans:
@@ -238,7 +245,8 @@ def not_blank(lines: Lines) -> Booleans:
     return filled & ~comments
 
 
-def _is_record(text: bytes) -> bool | None:
+def is_record(text: bytes) -> bool | None:
+    """Whether a text is one reading, a comment or blank; None when it ends inside a quoted string."""
     try:
         scan_line(text.decode())
     except UnterminatedString:

@@ -84,6 +84,12 @@ class Triage:
         return found
 
 
+def no_readings(lines: Lines, rows: Integers) -> Booleans:
+    """Which of these lines are certainly no reading of their own."""
+    texts = _physical_lines(lines).take(pa.array(rows))
+    return ~np.array(pc.match_substring_regex(texts, LINE), np.bool_)
+
+
 def _physical_lines(lines: Lines) -> pa.Array:
     """Every line with its newline, over the bytes of the input."""
     offsets = np.concatenate((np.zeros(1, np.int64), lines.newlines + 1))

@@ -21,7 +21,7 @@ Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
-NEWLINE, RETURN, QUOTE, BACKSLASH = 10, 13, 34, 92
+NEWLINE, RETURN, QUOTE, EQUALS, BACKSLASH = 10, 13, 34, 61, 92
 WORD_BYTES = 8
 # Bytes are searched in parts whose masks and positions stay in the processor's cache.
 SCAN_BYTES = 1 << 17
@@ -159,6 +159,10 @@ def _lines(
     return Lines(data, words_of(padded), newlines, starts, ends, messages, numbers)
 
 
+LineCheck = Callable[[Lines, Integers], Booleans]
+"""Which of some lines may end inside a quoted string."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuotedRecords:
     """The records of several lines of an input: `spans` maps their first line to their last one.
@@ -176,11 +180,14 @@ def find_quoted_records(
     is_record: RecordCheck,
     *,
     escapes: bool,
+    may_continue: LineCheck | None = None,
     failures_max: int | None = None,
     looks_max: int | None = None,
 ) -> QuotedRecords:
     """Find the records of several lines. With `escapes` a backslash may escape a quote.
 
+    `may_continue`: quotes outside of strings are literal, and strings follow an equals sign; it is asked about lines
+    whose quotes do not tell whether they end inside a string.
     `failures_max`: behind so many lines of a message that begin none, no more are looked at there. `looks_max`: a
     message with more lines to look at raises ScansRefused.
     """
@@ -188,11 +195,7 @@ def find_quoted_records(
     if not len(quotes):
         return QuotedRecords({}, lines.count)
     per_line = np.bincount(np.searchsorted(lines.newlines, quotes), minlength=lines.count)
-    # Only a line with an odd number of quotes can end inside a string, unless some of its quotes are escaped.
-    suspicious = per_line % 2 == 1
-    if escapes:
-        escaped = np.searchsorted(lines.newlines, positions_of(lines.data, BACKSLASH))
-        suspicious[escaped[per_line[escaped] > 0]] = True
+    suspicious = _may_end_in_string(lines, wanted, quotes, per_line, may_continue, escapes=escapes)
     spans: dict[int, int] = {}
     done, incomplete_from, failures, looks, end = -1, lines.count, 0, 0, -1
     for first in np.flatnonzero(suspicious & wanted).tolist():
@@ -216,6 +219,30 @@ def find_quoted_records(
         if failures_max is not None and failures >= failures_max:
             done = end
     return QuotedRecords(spans, incomplete_from)
+
+
+def _may_end_in_string(
+    lines: Lines,
+    wanted: Booleans,
+    quotes: Integers,
+    per_line: Integers,
+    may_continue: LineCheck | None,
+    *,
+    escapes: bool,
+) -> Booleans:
+    """Which lines to look at, by their quotes."""
+    # Only a line with an odd number of quotes can end inside a string, unless some of its quotes are escaped.
+    suspicious: Booleans = per_line % 2 == 1
+    if escapes:
+        escaped = np.searchsorted(lines.newlines, positions_of(lines.data, BACKSLASH))
+        suspicious[escaped[per_line[escaped] > 0]] = True
+    if may_continue is not None:
+        rows = np.flatnonzero((per_line > 0) & ~suspicious & wanted)
+        # The last quote of a line opens a string or closes one: only one that opens it may leave it open.
+        opening = lines.data[quotes[np.cumsum(per_line)[rows] - 1] - 1] == EQUALS
+        if opening.any():
+            suspicious[rows[opening]] = may_continue(lines, rows[opening])
+    return suspicious
 
 
 def _last_of_message(lines: Lines, line: int) -> int:

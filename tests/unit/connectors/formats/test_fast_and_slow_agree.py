@@ -15,10 +15,10 @@ from headrace.connectors.formats import templates
 from headrace.connectors.formats.csv_lines import parse_csv
 from headrace.connectors.formats.interface import FormatOptions, InvalidLine, ParseResult
 from headrace.connectors.formats.json_lines import parse_json_lines
-from headrace.connectors.formats.line_protocol import not_blank, parse_line_protocol
+from headrace.connectors.formats.line_protocol import is_record, line_records, not_blank, parse_line_protocol
 from headrace.connectors.formats.line_scanner import scan_line
 from headrace.connectors.formats.line_triage import Triage
-from headrace.connectors.formats.lines import lines_of_buffer, lines_of_messages
+from headrace.connectors.formats.lines import Lines, lines_of_buffer, lines_of_messages
 from headrace.schemas.tables import FieldType
 
 DECLARED = {"cpu": {"whole": FieldType.INT64, "real": FieldType.FLOAT64}}
@@ -65,7 +65,7 @@ def _mutated(text: str, chance: random.Random, share: float) -> bytes:
 
 def _line_protocol(chance: random.Random) -> str:
     table = chance.choice(("cpu", "cpu", "m e m".replace(" ", "\\ ")))
-    tags = chance.choice(("", ",host=a", ",host=h\\ 1,site=x", ",host=é"))
+    tags = chance.choice(("", ",host=a", ",host=h\\ 1,site=x", ",host=é", ',host=3"', ',host="', ',k"y=q"q'))
     fields = [
         ("real", lambda: chance.choice(NUMBERS)),
         (
@@ -76,10 +76,14 @@ def _line_protocol(chance: random.Random) -> str:
         (
             "text",
             lambda: chance.choice(
-                ('"plain"', '"with, comma = and space"', '""', '"esc \\" aped"', '"two\nlines"', '"open')
+                (
+                    *('"plain"', '"with, comma = and space"', '""', '"esc \\" aped"', '"two\nlines"', '"open'),
+                    *('"a\ncpu real=1 5\nb"', '"ends="', '"\n=\n"'),
+                )
             ),
         ),
         ("k\\ ey", lambda: chance.choice(NUMBERS)),
+        ('q"ey', lambda: chance.choice(NUMBERS)),
     ]
     chosen = [pair for pair in fields if chance.random() < 0.6] or fields[:1]
     body = ",".join(f"{name}={value()}" for name, value in chosen)
@@ -226,6 +230,27 @@ def test_the_fast_path_is_taken(line: Callable[[random.Random], str], monkeypatc
     parsed = parse(lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=tags), None)
     assert [] == scanned
     assert 100 == parsed.rows
+
+
+def _spans_one_by_one(lines: Lines) -> dict[int, int]:
+    """The records of several lines, found by scanning every line."""
+    spans: dict[int, int] = {}
+    for first in np.flatnonzero(not_blank(lines)).tolist():
+        if any(begin < first <= end for begin, end in spans.items()) or is_record(lines.text(first)) is not None:
+            continue
+        outcomes = ((last, is_record(lines.text(first, last))) for last in range(first + 1, lines.count))
+        last, outcome = next((each for each in outcomes if each[1] is not None), (first, False))
+        if outcome:
+            spans[first] = last
+    return spans
+
+
+@settings(max_examples=200)
+@given(_inputs(_line_protocol))
+def test_strings_of_several_lines_are_found_as_line_by_line(data: bytes) -> None:
+    """Counting quotes finds what scanning every line finds, also with quotes in tables, tags and names of fields."""
+    lines = lines_of_buffer(data)
+    assert _spans_one_by_one(lines) == line_records(lines).spans
 
 
 @given(_inputs(_line_protocol))

@@ -126,6 +126,20 @@ def test_the_good_lines_of_a_bad_input_become_rows() -> None:
     assert 6 == parsed.lines
 
 
+@pytest.mark.parametrize("series", ['m,g=q"q', 'm,g="', 'm,g=3",h=5"""', 'm"', 'm,k"=a', 'm,g=a\\ "b', ' m,g=q"'])
+@pytest.mark.parametrize("inner", ["a\nb", "a\nm v=1 5\nb", "\n", 'a\n\\"\nb', "a=\n=b="])
+@pytest.mark.parametrize("before", ["", 'f"=1,', 's"="x=",'])
+def test_a_quote_outside_of_strings_is_literal(series: str, inner: str, before: str) -> None:
+    """In a table, a tag or the name of a field; a string of several lines behind it is one string, and no line inside
+    of it is a reading.
+    """
+    parsed = influx(f'{series} {before}s="{inner}" 7\nm v=2 8\n')
+    assert [] == parsed.rejections()
+    assert 2 == parsed.rows
+    first = min((row for rows in parsed.tables.values() for row in rows.to_pylist()), key=lambda row: row["time"])
+    assert (7, inner.replace('\\"', '"')) == (first["time"], first["s"])
+
+
 def test_an_open_quote_costs_one_line() -> None:
     """A string that is never closed does not swallow the lines that follow it."""
     parsed = influx('m s="open 1\nm s="good" 2\nm s="open 3\nm v=1 4\n')
