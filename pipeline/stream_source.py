@@ -75,7 +75,7 @@ class TableStreamReader(DataSourceStreamReader):
         if not follower.started:
             follower.start(start)
         elif self._options.from_latest and start == self._initial and _is_behind(end, start):
-            # Of a first batch that was not finished Spark asks again where it begins, and the logs have gone on since.
+            # Of a first batch that was not finished Spark asks again where it begins, and the logs have grown since.
             # It was empty; what lies between is of the next one, and of it alone are repeats known.
             follower.start(start := end)
         follower.cover(end)
