@@ -21,6 +21,7 @@ class Ending(StrEnum):
     CLOSING = "closing"
     DRAINING = "draining"
     HANDING_OVER = "handing over"
+    KEEPING = "keeping"
     DELETING = "deleting"
 
 
@@ -30,13 +31,15 @@ class EndingView:
 
     `acts`: this node leads the group, or it is the one that may claim. `end` is the final end of the topic, None
     unless this node has closed it. `applied`: the offset behind all that was read and applied. `due`: other groups do
-    not show that they have accepted every record of the log, as far as it was applied.
+    not show that they have accepted every record of the log, as far as it was applied. `kept`: since then who reads
+    the log beside the members, as a stream of Spark does, had time to come to its end.
     """
 
     acts: bool
     end: int | None
     applied: int
     due: bool
+    kept: bool
 
 
 def decide_ending(view: EndingView) -> Ending:
@@ -48,7 +51,9 @@ def decide_ending(view: EndingView) -> Ending:
         return Ending.CLOSING
     if view.applied < view.end:
         return Ending.DRAINING
-    return Ending.HANDING_OVER if view.due else Ending.DELETING
+    if view.due:
+        return Ending.HANDING_OVER
+    return Ending.DELETING if view.kept else Ending.KEEPING
 
 
 def all_settled(table: SlotTable, statuses: Iterable[Status]) -> bool:

@@ -5,11 +5,12 @@ What to do is decided in `consumers/membership/ending.py`. This shell looks, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import structlog
 
-from headrace.connectors.clock import SYSTEM_CLOCK
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.ending import Ending, EndingView, all_settled, decide_ending
@@ -25,6 +26,8 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role
 
+KEPT_S = 10.0
+"""A closed topic is kept for so long: who follows it has to see twice that it is closed, and to read to its end."""
 _log = structlog.get_logger(__name__)
 
 
@@ -42,7 +45,9 @@ class GroupEnding:
         log_consumer: LogConsumer,
         leader_tasks: LeaderTasks,
         heartbeat: Heartbeat,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._log = log
         self._topics = topics
         self._groups = groups
@@ -50,6 +55,7 @@ class GroupEnding:
         self._leader_tasks = leader_tasks
         self._heartbeat = heartbeat
         self._ends: dict[str, int] = {}
+        self._closed_s: dict[str, float] = {}
         self._senders: dict[str, HandOverSender] = {}
         self._faults: dict[str, str] = {}
         self.table: SlotTable | None = None
@@ -79,6 +85,7 @@ class GroupEnding:
 
     def _forget(self, topic: str) -> None:
         self._ends.pop(topic, None)
+        self._closed_s.pop(topic, None)
         if (sender := self._senders.pop(topic, None)) is not None:
             sender.close()
 
@@ -89,6 +96,7 @@ class GroupEnding:
             self._forget(topic)
         elif ending is Ending.CLOSING and may_close and self._nothing_comes:
             self._ends[topic] = self._log.close_topic(topic)
+            self._closed_s[topic] = self._clock.monotonic_s()
             _log.info("topic of an ended group closed", group=group.key, end=self._ends[topic])
         elif ending is Ending.HANDING_OVER:
             # Without a leadership: a closed log takes no claim. Repeats of what the leader has sent are ignored.
@@ -121,6 +129,7 @@ class GroupEnding:
             end=self._ends.get(topic),
             applied=position if applied.offset >= durable and applied.changes is changes else 0,
             due=due,
+            kept=self._clock.monotonic_s() - self._closed_s.get(topic, math.inf) >= KEPT_S,
         )
 
     def _sender(self, topic: str, group: Group) -> HandOverSender:

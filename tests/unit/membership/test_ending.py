@@ -19,13 +19,14 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/internals/membership.md"
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        (EndingView(acts=False, end=9, applied=9, due=False), Ending.FOLLOWING),
+        (EndingView(acts=False, end=9, applied=9, due=False, kept=True), Ending.FOLLOWING),
         # A late writer may never pause: records that are due do not keep the topic open.
-        (EndingView(acts=True, end=None, applied=3, due=True), Ending.CLOSING),
-        (EndingView(acts=True, end=None, applied=9, due=False), Ending.CLOSING),
-        (EndingView(acts=True, end=9, applied=8, due=False), Ending.DRAINING),
-        (EndingView(acts=True, end=9, applied=9, due=True), Ending.HANDING_OVER),
-        (EndingView(acts=True, end=9, applied=9, due=False), Ending.DELETING),
+        (EndingView(acts=True, end=None, applied=3, due=True, kept=False), Ending.CLOSING),
+        (EndingView(acts=True, end=None, applied=9, due=False, kept=True), Ending.CLOSING),
+        (EndingView(acts=True, end=9, applied=8, due=False, kept=True), Ending.DRAINING),
+        (EndingView(acts=True, end=9, applied=9, due=True, kept=True), Ending.HANDING_OVER),
+        (EndingView(acts=True, end=9, applied=9, due=False, kept=False), Ending.KEEPING),
+        (EndingView(acts=True, end=9, applied=9, due=False, kept=True), Ending.DELETING),
     ],
 )
 def test_each_situation(view: EndingView, expected: Ending) -> None:
@@ -34,10 +35,11 @@ def test_each_situation(view: EndingView, expected: Ending) -> None:
 
 
 def test_nothing_is_deleted_early() -> None:
-    """Only what is closed, drained and handed over goes, and only by a member that acts."""
-    for acts, end, applied, due in itertools.product((False, True), (None, 5), (4, 5, 6), (False, True)):
-        view = EndingView(acts, end, applied, due)
-        deletes = acts and end is not None and applied >= end and not due
+    """Only what is closed, drained, handed over and kept for a while goes, and only by a member that acts."""
+    truth = (False, True)
+    for acts, end, applied, due, kept in itertools.product(truth, (None, 5), (4, 5, 6), truth, truth):
+        view = EndingView(acts, end, applied, due, kept)
+        deletes = acts and end is not None and applied >= end and not due and kept
         assert deletes is (decide_ending(view) is Ending.DELETING), view
 
 
@@ -84,7 +86,7 @@ def run_step(topic: Topic, member: Member | None, step: str) -> None:
 
 def act(topic: Topic, member: Member) -> None:
     """One step of a member that acts."""
-    ending = decide_ending(EndingView(True, member.end, member.applied, topic.accepted < member.applied))
+    ending = decide_ending(EndingView(True, member.end, member.applied, topic.accepted < member.applied, True))
     if ending is Ending.CLOSING:
         topic.closed, member.end = True, topic.end
     elif ending is Ending.HANDING_OVER:

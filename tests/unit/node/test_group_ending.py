@@ -14,7 +14,7 @@ from headrace.connectors.log.port import RecordTooLarge, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node import group_ending
-from headrace.consumers.node.group_ending import GroupEnding
+from headrace.consumers.node.group_ending import KEPT_S, GroupEnding
 from headrace.consumers.replication.election import Decision
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_registry import ByTopic
@@ -67,11 +67,14 @@ class Scene:
         tasks: Any = SimpleNamespace(decision=lambda _: self.decision)
         heartbeat: Any = SimpleNamespace(node="n3", incarnation="a", detector=FailureDetector())
         self.detector = heartbeat.detector
-        self.ending = GroupEnding(self.log, TOPICS, self.groups, consumer, tasks, heartbeat)
+        self.now_s = 0.0
+        clock: Any = SimpleNamespace(monotonic_s=lambda: self.now_s)
+        self.ending = GroupEnding(self.log, TOPICS, self.groups, consumer, tasks, heartbeat, clock)
 
     def turn(self, turns: int = 1) -> None:
-        """Some turns."""
+        """Some turns, with so much time between them that a topic was kept for long enough."""
         for _ in range(turns):
+            self.now_s += KEPT_S
             self.ending.turn([BIRTH])
 
     @property
@@ -120,6 +123,26 @@ def test_it_is_closed_drained_and_deleted() -> None:
     assert not scene.exists
     # Until the membership log forgets the group.
     scene.turn(3)
+
+
+def test_a_closed_topic_is_kept_for_those_who_follow_it() -> None:
+    """They are no members, so nobody knows how far they have read. One that is closed again is kept again."""
+    scene = Scene()
+    scene.turn()
+    for step_s in (0.0, KEPT_S / 2, KEPT_S / 2 - 0.1):
+        scene.now_s += step_s
+        scene.ending.turn([BIRTH])
+        assert is_closed(scene.log, TOPIC)
+    # Somebody who does not know of the end corrects the setting, and a writer is quick.
+    scene.log.configure(TOPIC, {"max.message.bytes": "1000000"})
+    scene.log.store(TOPIC, b"late", None, ())
+    scene.read, scene.group.applied.offset = 4, 3
+    scene.now_s += 0.1
+    for _ in range(3):
+        scene.ending.turn([BIRTH])
+    assert scene.exists
+    scene.turn()
+    assert not scene.exists
 
 
 def test_it_stays_open_until_every_group_has_the_new_table() -> None:
@@ -190,7 +213,7 @@ def test_topics_close_in_the_order_of_their_ends() -> None:
         scene.ending.turn(ended)
         assert (True, False) == (is_closed(scene.log, TOPIC), is_closed(scene.log, later))
     # The first one is drained and gone; the node looks at those that are left.
-    scene.read = 3
+    scene.read, scene.now_s = 3, KEPT_S
     scene.ending.turn(ended)
     assert not scene.exists
     scene.ending.turn(ended[1:])
