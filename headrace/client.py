@@ -35,8 +35,7 @@ from headrace._lifetime import Lifetime, not_pickled
 from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
-from headrace.producers.deletes import check_restricted, known_table, no_table
-from headrace.producers.writer import normal_rows
+from headrace.producers.deletes import bound_ns, check_restricted, known_table, no_table
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -385,10 +384,7 @@ def newest_of(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int
 
 def _ns(point: Time | None) -> int | None:
     """A point in time as nanoseconds since 1970, UTC."""
-    if point is None:
-        return None
-    rows = normal_rows(arrow_table([{TIME_COLUMN: point}]), "time", ())
-    return int(rows.column(TIME_COLUMN)[0].as_py())
+    return None if point is None else bound_ns(arrow_table([{TIME_COLUMN: point}]))
 
 
 def _table(database: object, table: object) -> tuple[str, str]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import pyarrow as pa
+
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.formats.interface import TimeRangeError
 from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, Route, Schemas, groups_of
 from headrace.producers.sender import Refused, RoutedMessage, Sender
-from headrace.producers.writer import WriterSettings, offsets_by_topic
+from headrace.producers.writer import WriterSettings, normal_rows, offsets_by_topic
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
 from headrace.schemas.near_names import near_tables
-from headrace.schemas.tables import KEEP_FOREVER_NS, TableSchema
+from headrace.schemas.tables import KEEP_FOREVER_NS, TIME_COLUMN, TableSchema
 
 UNIT = "delete messages"
 RETENTION_MIN_NS = 1_000_000_000
@@ -195,6 +198,20 @@ def no_table(tables: Schemas, database: str, table: str) -> DeleteInvalid:
         f"there is no table {database}.{table}",
         action=f"did you mean {', '.join(near)}?" if near else "SHOW TABLES lists what there is",
     )
+
+
+def bound_ns(point: pa.Table) -> int:
+    """The time in a table of one row, in nanoseconds since 1970 UTC: where a delete begins or ends.
+
+    Raises DeleteInvalid for a time that no row has, ColumnTypeError.
+    """
+    try:
+        rows = normal_rows(point, "time", ())
+    except TimeRangeError as error:
+        raise DeleteInvalid(
+            "start or end is a time that no row can have", action="leave it out for no bound"
+        ) from error
+    return int(rows.column(TIME_COLUMN)[0].as_py())
 
 
 def delete_message(

@@ -17,11 +17,11 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.consumers.serve.write_api import WriteFigures, WriteOptions, WrittenRows
 from headrace.producers.cluster import Cluster
-from headrace.producers.deletes import delete_rows, drop_table, set_retention
+from headrace.producers.deletes import bound_ns, delete_rows, drop_table, set_retention
 from headrace.producers.group_writer import GroupWriter, GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.settings import WriteSettings
-from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings, normal_rows
+from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
 from headrace.schemas.tables import TIME_COLUMN, Catalogue, TableSchema, TimeResolution
 
 OPEN_TIMEOUT_S = 10.0
@@ -139,7 +139,4 @@ class NodeWriter:
 
 def _ns(point: int | str | None) -> int | None:
     """A point in time as nanoseconds since 1970, UTC."""
-    if point is None:
-        return None
-    rows = normal_rows(pa.table({TIME_COLUMN: [point]}), "time", ())
-    return int(rows.column(TIME_COLUMN)[0].as_py())
+    return None if point is None else bound_ns(pa.table({TIME_COLUMN: [point]}))

@@ -233,6 +233,7 @@ def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode
         ({"database": "d", "table": "t", "start": True}, "start is no time"),
         ({"database": "d", "table": "missing", "start": 1}, "missing"),
         ({"database": "d", "table": "t"}, "every row"),
+        ({"database": "d", "table": "t", "start": -(2**63)}, "no row can have"),
         ({"database": "d", "table": "t", "tags": {}, "start": None}, "every row"),
     ],
 )
