@@ -20,9 +20,10 @@ from headrace.cluster_file import ClusterFile, read_cluster_file, write_cluster_
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import create_directories
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
-from headrace.connectors.kafka.broker_process import free_port, port_is_free
+from headrace.connectors.kafka.broker_errors import BrokerLost
+from headrace.connectors.kafka.broker_process import port_is_free
 from headrace.node_probe import first_reason, is_joining, probe
-from headrace.node_process import NodeProcess, ask_to_end, is_stopped, reports_removal
+from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped, port_of, reports_removal
 from headrace.schemas.errors import HeadraceError
 
 KAFKA = "kafka"
@@ -169,10 +170,13 @@ class LocalCluster:
             ) from error
 
     def _running_broker(self) -> str | None:
-        """The address of the broker that runs already, None when there is none. Raises NotReady."""
+        """The address of the broker that runs already, None when there is none. Raises NotReady, BrokerLost."""
         try:
             status = self.broker.status()
         except NotABrokerDirectory:
+            # An empty one in its place would be on another port, and the nodes would wait for the other one.
+            if self.file.bootstrap:
+                raise BrokerLost.at(self.broker.directory, self.cluster) from None
             return None
         if status.running and not status.answers:
             raise NotReady(
@@ -196,8 +200,8 @@ class LocalCluster:
         node = self.node(name)
         if self._alive(node):
             raise ClusterRunning(f"node {name} is running", action="stop it first")
-        node.http = _free_address(node.http, name, on_progress)
-        node.flight = _free_address(node.flight, name, on_progress)
+        node.http = free_address(node.http, name, on_progress)
+        node.flight = free_address(node.flight, name, on_progress)
         # Without -P a folder `headrace` in the current directory would be imported instead of this one.
         command = [
             *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
@@ -353,7 +357,7 @@ class LocalCluster:
         """Whether a node has ended because another program took its port before it did."""
         # A free port is nobody's until a node listens on it, half a second after it was chosen.
         tail = self.log_tail(node.name)
-        taken = [each for each in (node.http, node.flight) if not port_is_free(_port_of(each))]
+        taken = [each for each in (node.http, node.flight) if not port_is_free(port_of(each))]
         return "cannot listen on" in tail and any(each in tail for each in taken)
 
     def _await_end(self, node: NodeProcess, timeout_s: float, on_progress: Progress = _quiet) -> bool:
@@ -379,17 +383,3 @@ class LocalCluster:
 
     def _save(self) -> None:
         write_cluster_file(self.directory, self.file)
-
-
-def _free_address(before: str, name: str, on_progress: Progress) -> str:
-    """The address that a node had, if no other program uses it; else a free one."""
-    if before and port_is_free(_port_of(before)):
-        return before
-    address = f"127.0.0.1:{free_port()}"
-    if before:
-        on_progress(f"another program uses {before}: node {name} serves on {address} from now on")
-    return address
-
-
-def _port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from headrace.connectors.kafka.broker_process import free_port, port_is_free
 
 LOG_LINES = 20
 """Lines of a log that a node may write behind the reason of its end."""
@@ -29,6 +32,21 @@ class NodeProcess:
     def running(self) -> bool:
         """Whether the process exists and is ours."""
         return self.pid > 0 and _is_node(self.pid, self.name)
+
+
+def free_address(before: str, name: str, on_progress: Callable[[str], None]) -> str:
+    """The address that a node had, if no other program uses it; else a free one."""
+    if before and port_is_free(port_of(before)):
+        return before
+    address = f"127.0.0.1:{free_port()}"
+    if before:
+        on_progress(f"another program uses {before}: node {name} serves on {address} from now on")
+    return address
+
+
+def port_of(address: str) -> int:
+    """The port of `HOST:PORT`."""
+    return int(address.rpartition(":")[2])
 
 
 def ask_to_end(node: NodeProcess) -> None:

@@ -21,6 +21,18 @@ class BrokerDirectoryUnusable(HeadraceError):
     """The data directory cannot be created or written."""
 
 
+class BrokerLost(HeadraceError):
+    """The directory of a cluster's broker is gone, and with it every log."""
+
+    @classmethod
+    def at(cls, directory: Path, cluster: str) -> BrokerLost:
+        """With what can be done."""
+        return cls(
+            f"Kafka's directory {directory} is gone, and with it the logs of cluster {cluster}",
+            action="restore it; or begin another cluster with --dir, the data of the nodes is kept",
+        )
+
+
 class BrokerStartFailed(HeadraceError):
     """The broker's process ended, or did not answer in time."""
 

@@ -31,7 +31,7 @@ def own_evidence(log: Log, topic: str, group: Group, segments: Iterable[str]) ->
             continue
         files_read += 1
         if corrupt:
-            wrong.append(f"segment {name} is not what was sealed: its bytes changed on this disk")
+            wrong.append(f"segment {name} is not what was sealed: its bytes changed on this disk, or it is gone")
     try:
         records_read = _chain_of_log(log, topic, group.history())
     except HeadraceError as error:

@@ -97,7 +97,9 @@ class Scrubber:
         self.files_rotted += 1
         # Reading a file takes a while: the group may have got another store since.
         if self._groups.get(topic) is group:
-            self._supervisor.mark_wrong(topic, f"segment {file} is not what was sealed: its bytes changed on this disk")
+            self._supervisor.mark_wrong(
+                topic, f"segment {file} is not what was sealed: its bytes changed on this disk, or it is gone"
+            )
 
     def _pace(self, group: Group, size_bytes: int) -> None:
         # A group that leaves this node waits for the readers of its files, and a slow round may take minutes for one.

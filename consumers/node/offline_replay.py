@@ -220,7 +220,8 @@ def _check_faults(node: Node) -> None:
         if group.health.holds(State.TRIMMED):
             raise HeadraceError(
                 f"group {group.name}: {group.health.cause(Aspect.LOG)}: the log was trimmed",
-                action="start the node instead, it recovers from the files of another member; nothing was replaced",
+                action="nothing was replaced; start the node, which recovers from the files of another member. A query "
+                "reads rows that are in files alone",
             )
 
 

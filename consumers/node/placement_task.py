@@ -71,7 +71,7 @@ class PlacementTask:
         self._records = 0
         self._table: SlotTable | None = None
         self._settled: MembershipState | None = None
-        self._fault = ""
+        self.fault = ""
         self._exiled_s: float | None = None
         self._task = PeriodicTask("group-placement", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
         self.on_table: Callable[[SlotTable], None] = lambda _table: None
@@ -102,13 +102,13 @@ class PlacementTask:
             return
         try:
             self.step(state)
-            self._fault = ""
+            self.fault = ""
         except GroupBusy:
             return
         except (HeadraceError, OSError) as error:
-            if str(error) != self._fault:
+            if str(error) != self.fault:
                 _log.warning("groups do not follow the membership log", error=str(error))
-            self._fault = str(error)
+            self.fault = str(error)
 
     def step(self, state: MembershipState) -> None:
         """Do what a state asks for; an older one than before changes nothing.

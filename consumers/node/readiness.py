@@ -40,7 +40,8 @@ class Readiness:
     ready. Until it ends it answers: what its groups have handed over may be known to it alone. `missing` names groups
     of the table that are not open here, `surplus` are the topics of those that are here for a running change alone, and
     `early` of those that begin with its table. `membership_failure()` is why changes of the cluster no longer reach it.
-    `pulling_reason(group)` is what the data of slots that moved to a group waits for.
+    `pulling_reason(group)` is what the data of slots that moved to a group waits for. `placement_fault()` is why groups
+    of the table are not opened here.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Readiness:
         self.surplus: frozenset[str] = frozenset()
         self.early: frozenset[str] = frozenset()
         self.membership_failure: Callable[[], str] = lambda: ""
+        self.placement_fault: Callable[[], str] = lambda: ""
         self.pulling_reason: Callable[[str], str] = lambda _group: ""
 
     def end(self, topic: str) -> int:
@@ -200,7 +202,8 @@ class Readiness:
         reasons = self.refusals() or [reason for topic in counted if (reason := self._refusal_now(topic))]
         # It answers queries meanwhile, but whoever writes waits.
         unwritable = f"writes wait, the log of this node cannot be written: {fault}" if fault else ""
-        reasons += [each for each in (self.leaving, self.missing, unwritable) if each]
+        missing = [self.missing, *self._placement_faults()] if self.missing else []
+        reasons += [each for each in (self.leaving, *missing, unwritable) if each]
         return not reasons, reasons
 
     def _refusal_now(self, topic: str) -> str:
@@ -224,8 +227,14 @@ class Readiness:
         """What an operator must cure before a node that joins can go on."""
         if fault := self._log_consumer.journal_fault:
             return [f"journal: {fault}"]
+        if found := self._placement_faults():
+            return found
         faults = (group.health.reason for group in self._groups.values() if group.health.refuses(Use.QUORUM))
         return list(dict.fromkeys(each for each in faults if each))
+
+    def _placement_faults(self) -> list[str]:
+        fault = self.placement_fault()
+        return [f"groups are not opened here: {fault}"] if fault else []
 
     def refusal(self, topic: str) -> str:
         """Why one group does not serve here while the node itself may, empty when it does."""

@@ -314,9 +314,19 @@ async def _body(request: Request) -> bytes:
 
 def _parsed(name: str, text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise RequestInvalid(f"{name} is not JSON: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Of a member that is given twice the last one would win, and a delete be another one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestInvalid(f"{twice!r} is given twice", action="give it once")
+    return found
 
 
 def _number(name: str, text: str) -> int:

@@ -280,14 +280,14 @@ def _arrow(body: bytes) -> pa.Table:
 def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: given.get(name) for name in ("database", "table")}
     for name, value in texts.items():
-        if not isinstance(value, str) or not value:
+        if not _is_text(value) or not value:
             raise RequestInvalid(f"the request names no {name}")
     tags = given.get("tags") or {}
     if not isinstance(tags, dict) or not all(_is_tag(each) for each in tags.values()):
         raise RequestInvalid("tags does not map tags to values", action='send {"tags": {"host": ["a", "b"]}}')
     for name in ("start", "end"):
         value = given.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
+        if value is not None and not _is_time(value):
             raise RequestInvalid(f"{name} is no time", action="send ISO 8601, or nanoseconds since 1970")
     times = {name: given.get(name) for name in ("start", "end")}
     if not tags and times["start"] is None and times["end"] is None:
@@ -297,8 +297,18 @@ def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**texts, "tags": tags, **times, "quorum": quorum_of(given.get("quorum"))}
 
 
+def _is_time(value: object) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return _is_text(value) or (is_number and -(2**63) <= value < 2**63)  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text that has a form in UTF-8: JSON can escape half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
 def _is_tag(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return _is_text(value) or (isinstance(value, list) and all(map(_is_text, value)))
 
 
 async def _influx(lines: Callable[[], Awaitable[Response]]) -> Response:

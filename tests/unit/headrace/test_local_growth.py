@@ -9,6 +9,7 @@ import pytest
 
 from headrace.cli.up import _cluster_of
 from headrace.cluster_file import FILE_NAME, ClusterFile, read_cluster_file, write_cluster_file
+from headrace.connectors.kafka.broker_errors import BrokerLost
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.slot_table import SlotTable
@@ -52,6 +53,17 @@ def test_a_cluster_grows_by_the_nodes_that_it_lacks(tmp_path: Path) -> None:
     local.grow(3)
     local.grow(3)
     assert (["n1", "n2", "n3"], 2) == ([node.name for node in local.file.nodes], local.replication)
+
+
+def test_a_cluster_whose_kafka_is_gone_does_not_begin_with_an_empty_one(tmp_path: Path) -> None:
+    """It would be on another port, and its logs would be new: the nodes would wait, and nobody would know why."""
+    write_cluster_file(tmp_path, ClusterFile("c", "127.0.0.1:1", THREE, 0))
+    for node in THREE:
+        (tmp_path / node.name).mkdir()
+    with pytest.raises(BrokerLost, match="logs of cluster c") as lost:
+        LocalCluster.load(tmp_path).start()
+    assert "restore" in lost.value.action
+    assert not (tmp_path / "broker").exists()
 
 
 def test_a_node_that_waits_to_join_says_so() -> None:

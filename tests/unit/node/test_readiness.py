@@ -44,7 +44,13 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     assert (False, ["writes wait, the log of this node cannot be written: no space left"]) == readiness.ready()
     heartbeat.write_fault = ""
     assert (True, []) == readiness.ready()
-    readiness.joining = "joining"
+    readiness.placement_fault = lambda: "no space left"
+    assert (True, []) == readiness.ready()
+    readiness.missing = "group h is not open"
+    assert (False, ["group h is not open", "groups are not opened here: no space left"]) == readiness.ready()
+    readiness.joining, readiness.missing = "joining", ""
+    assert ["joining", "groups are not opened here: no space left"] == readiness.refusals()
+    readiness.placement_fault = lambda: ""
     assert ["joining"] == readiness.refusals()
     group.health = SimpleNamespace(reason="its files are wrong", refuses=lambda _use: True)
     assert ["joining", "its files are wrong"] == readiness.refusals()

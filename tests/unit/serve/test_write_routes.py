@@ -234,11 +234,25 @@ def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode
         ({"database": "d", "table": "missing", "start": 1}, "missing"),
         ({"database": "d", "table": "t"}, "every row"),
         ({"database": "d", "table": "t", "start": -(2**63)}, "no row can have"),
+        ({"database": "d", "table": "t", "start": 2**63, "end": 5}, "start is no time"),
+        ({"database": "d", "table": "t", "end": 10**30}, "end is no time"),
+        ({"database": "d", "table": "t", "tags": {"host": "\ud800"}}, "tags"),
+        ({"database": "d", "table": "\ud800", "end": 5}, "no table"),
         ({"database": "d", "table": "t", "tags": {}, "start": None}, "every row"),
     ],
 )
 def test_bad_deletes_are_named(client: httpx.Client, wanted: dict[str, Any], named: str) -> None:
     """An unknown table too: a delete that can match no row is a mistake."""
-    answer = client.post("/api/v1/delete", json=wanted)
+    answer = client.post("/api/v1/delete", content=json.dumps(wanted), headers={"content-type": "application/json"})
     assert 400 == answer.status_code
     assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"database":"d","table":"a","table":"cpu"}', '{"tags":{"host":"a","host":"b"},"database":"d","table":"cpu"}'],
+)
+def test_a_member_that_is_given_twice_is_refused(client: httpx.Client, text: str) -> None:
+    """The last one would win, and rows be deleted that nobody meant."""
+    answer = client.post("/api/v1/delete", content=text, headers={"content-type": "application/json"})
+    assert (400, True) == (answer.status_code, "given twice" in answer.json()["error"]["message"])
