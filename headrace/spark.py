@@ -1,4 +1,4 @@
-"""Headrace for Spark: `format("headrace")`, with filters evaluated by the nodes, and sealed files as tables.
+"""Headrace for Spark: `format("headrace")`, and sealed files as tables.
 
 Spark finds the format by itself where this package is installed as a wheel. `register` is for sessions elsewhere, also
 those of a source tree, and switches on what Spark leaves off.
@@ -25,7 +25,7 @@ class BatchesUnlimited(HeadraceError):
 
 
 def register(spark: SparkSession, *, small_rows: bool = False) -> None:
-    """Make `format("headrace")` known to a session, and let nodes evaluate filters on `time` and tags.
+    """Make `format("headrace")` known to a session, and let sources push filters, see the option `pushFilters`.
 
     `small_rows`: no row that the session hands to Python has more than 100 KB. Then the sink takes a fifth less time:
     after each row Spark asks every column how many bytes its batch has by then. Raises BatchesUnlimited.

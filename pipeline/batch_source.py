@@ -2,6 +2,8 @@
 
 The driver divides the table into ranges of time. A task asks any node in sync for its range, as SQL over Arrow.
 
+Filters are evaluated by Spark, unless the option `pushFilters` lets nodes do it.
+
 Isolation: every task's answer contains all that the logs held when the query was planned. What is written later may
 be in the answers of some tasks and not in those of others. Within one task an answer is of one moment.
 """
@@ -42,9 +44,13 @@ class TableReader(DataSourceReader):
         self._schema = schema
         self._tags = tuple(tags)
         self._pushed = Pushed(TimeRange(options.start_ns, options.end_ns))
-        # Spark refuses a reader of a class that takes filters while spark.sql.python.filterPushdown.enabled is off,
-        # and tells nobody but itself whether it is. So the class takes none, and this attribute does.
-        self.pushFilters = _PushFilters(self._tags, self._pushed)  # type: ignore[method-assign]
+        # Spark 4.1.1 keeps what a query has pushed in the source of the DataFrame, and plans the next query over it with
+        # that, also one without filters: rows would be missing. So nodes evaluate filters only for a DataFrame of which
+        # somebody says that one query reads it, once.
+        if options.pushes_filters:
+            # Spark refuses a reader of a class that takes filters while spark.sql.python.filterPushdown.enabled is off,
+            # and tells nobody but itself whether it is. So the class takes none, and this attribute does.
+            self.pushFilters = _PushFilters(self._tags, self._pushed)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each range of time; see DataSourceReader. A list: Spark takes nothing else."""

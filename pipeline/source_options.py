@@ -20,7 +20,7 @@ from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TimeResolu
 CLUSTER_DEFAULT = "headrace"
 KAFKA_PREFIX = "kafka."
 COMMON = ("cluster", "bootstrap", "table", "token")
-READ = ("columns", "start", "end", "node", "time")
+READ = ("columns", "start", "end", "node", "time", "pushFilters")
 STREAM = ("startingOffsets", "maxRecordsPerBatch", "minPartitions", "ignoreDeletes", "metadata", "columns", "time")
 WRITE = ("tags", "quorum")
 # Spark adds these to the options of a query that writes.
@@ -68,7 +68,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a batch source reads: columns (none = all), times in [start_ns, end_ns); `time_as_long`: ns, not timestamps."""
+    """What a batch source reads: columns (none = all), times in [start_ns, end_ns); `time_as_long`: ns, not timestamps.
+
+    `pushes_filters`: nodes evaluate filters of a query, see `batch_source`.
+    """
 
     target: Target
     columns: tuple[str, ...] = ()
@@ -76,6 +79,7 @@ class ReadOptions:
     end_ns: int | None = None
     node: str = ""
     time_as_long: bool = False
+    pushes_filters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,13 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
             action="times are start <= time < end",
         )
     return ReadOptions(
-        _target(given, needs_kafka=not node), _names(given, "columns"), start_ns, end_ns, node, _time_as_long(given)
+        _target(given, needs_kafka=not node),
+        _names(given, "columns"),
+        start_ns,
+        end_ns,
+        node,
+        _time_as_long(given),
+        _flag(given, "pushFilters"),
     )
 
 

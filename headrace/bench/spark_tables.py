@@ -222,7 +222,7 @@ class _BatchQueries:
         """One hour from the middle, as a filter that the node evaluates."""
         start_us = (DEFAULT_START_NS + self.hours // 2 * HOUR_NS) // 1_000
         times = [f"CAST(timestamp_micros({us}) AS TIMESTAMP_NTZ)" for us in (start_us, start_us + HOUR_NS // 1_000)]
-        leg = measured_batch(lambda: self._frame().where(f"time >= {times[0]} AND time < {times[1]}"))
+        leg = measured_batch(lambda: self._frame(pushFilters="true").where(f"time >= {times[0]} AND time < {times[1]}"))
         return checked(leg, self.rows // self.hours, "batch source, one hour")
 
     def columns(self) -> Leg:

@@ -114,8 +114,8 @@ def test_what_was_written_is_read(spark: SparkSession, options: dict[str, str]) 
 def test_nodes_evaluate_filters(
     spark: SparkSession, options: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bounds on time and values of tags leave the plan; filters on fields stay in it."""
-    read = load(spark, options, columns="n,host,time")
+    """Bounds on time and values of tags leave the plan where that is asked for; filters on fields stay in it."""
+    read = load(spark, options, columns="n,host,time", pushFilters="true")
     kept = read.where("time >= timestamp_ntz'2026-01-02' AND host IN ('h1', 'h2') AND n % 2 = 1 AND n < 1500")
     assert [n for n in range(1_000, 1_500) if n % 10 == 1] == sorted(row["n"] for row in kept.collect())
     kept.explain()
@@ -125,6 +125,18 @@ def test_nodes_evaluate_filters(
     by_option = load(spark, options, start="2026-01-02", time="long")
     assert ROWS // 2 == by_option.count()
     assert START_US * 1_000 + DAY_US * 1_000 == by_option.agg({"time": "min"}).first()[0]
+
+
+def test_a_table_that_is_read_again_has_all_its_rows(spark: SparkSession, options: dict[str, str]) -> None:
+    """Spark keeps the filters that a source has taken, and plans the next query over the same DataFrame with them."""
+    read = load(spark, options, columns="n,host,time")
+    of_h1 = read.where("host = 'h1'")
+    counts = (read.count(), of_h1.count(), read.count(), of_h1.union(read).count(), read.exceptAll(of_h1).count())
+    share = counts[1]
+    assert 0 < share < ROWS
+    assert (ROWS, share, ROWS, ROWS + share, ROWS - share) == counts
+    hosts = of_h1.union(read.where("host = 'h2'")).groupBy("host").count().collect()
+    assert {"h1": share, "h2": share} == {row["host"]: row["count"] for row in hosts}
 
 
 def test_a_stream_follows_the_table(spark: SparkSession, options: dict[str, str], tmp_path: Path) -> None:

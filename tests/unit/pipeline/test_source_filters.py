@@ -106,8 +106,14 @@ def test_doubtful_filters_stay_with_spark(each: Filter) -> None:
 
 
 def test_a_reader_pushes_only_where_spark_asks() -> None:
-    """Spark finds no pushFilters in the class, which it would refuse by default, and can call it all the same."""
-    options = read_options({"table": "d.t", "node": "h:1"})
+    """Spark finds no pushFilters in the class, which it would refuse by default, and can call it all the same. A
+    DataFrame that may be read again takes none.
+    """
+    given, wanted = {"table": "d.t", "node": "h:1"}, EqualTo(("pump",), "p")
+    reader = TableReader(read_options(given), pa.schema([("flow", pa.float64())]), ["pump"])
+    assert [wanted] == list(reader.pushFilters([wanted]))
+    assert 'SELECT "flow" FROM "d"."t"' == reader.sql(TimeRange())
+    options = read_options({**given, "pushfilters": "true"})
     reader = TableReader(options, pa.schema([("flow", pa.float64())]), ["pump"])
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
     reader = pickle.loads(pickle.dumps(reader))
