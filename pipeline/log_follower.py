@@ -58,11 +58,13 @@ class RowsDeleted(HeadraceError):
 class _Topic:
     """One forward log. `dropped` has the offsets of records that do not count, in order: repeated and refused ones.
 
-    `closed_end` is its end when it was first seen closed, -1 before. `complete`: it was read to its final end.
+    `given` is the offset behind the newest batch. `closed_end` is its end when it was first seen closed, -1 before.
+    `complete`: it was read to its final end.
     """
 
     topic_id: str
     start: int
+    given: int = 0
     producers: Section = field(default_factory=lambda: Section(frozenset()))
     dropped: list[int] = field(default_factory=list)
     closed_end: int = -1
@@ -101,7 +103,7 @@ class LogFollower:
         self._topics = {}
         for name, each in offsets.items():
             begin = self._checked_begin(name, str(each["id"]), int(each["offset"]))
-            self._topics[name] = _Topic(str(each["id"]), int(each["offset"]))
+            self._topics[name] = _Topic(str(each["id"]), int(each["offset"]), int(each["offset"]))
             starts[name] = max(begin, int(each["offset"]) - LOOK_BACK_RECORDS)
         self._follow(starts)
 
@@ -110,14 +112,16 @@ class LogFollower:
         self._add_new_topics()
         assert self._reader is not None, "start comes first"
         ends = {topic: self._log.describe(topic).end for topic in self._topics}
-        limit, taken, deadline = self._options.records_per_batch_max, 0, Deadline(READ_TIMEOUT_S)
-        idle = all(self._reader.position(topic) >= end for topic, end in ends.items())
-        while True:
-            taken += self._take(min(POLL_RECORDS, limit - taken), IDLE_WAIT_S if idle else 0.1)
-            behind = any(self._reader.position(topic) < end for topic, end in ends.items())
-            if idle or not behind or taken >= limit:
-                return self._positions()
+        limit, deadline = self._options.records_per_batch_max, Deadline(READ_TIMEOUT_S)
+        # Of a batch that was planned before a restart `cover` has read some logs further than others.
+        taken = sum(position - self._topics[topic].given for topic, position in self._read().items())
+        idle = not taken and all(self._reader.position(topic) >= end for topic, end in ends.items())
+        behind = True
+        while behind and taken < limit:
             _check_time(deadline)
+            taken += self._take(min(POLL_RECORDS, limit - taken), IDLE_WAIT_S if idle else 0.1)
+            behind = not idle and any(self._reader.position(topic) < end for topic, end in ends.items())
+        return self._given(limit)
 
     def cover(self, end: Mapping[str, Mapping[str, str | int]]) -> None:
         """Read on up to these offsets, as those of a batch that was planned before a restart. Raises LogTrimmed."""
@@ -133,6 +137,9 @@ class LogFollower:
         ):
             self._take(POLL_RECORDS, 0.2)
             _check_time(deadline)
+        for name, each in end.items():
+            if name in self._topics:
+                self._topics[name].given = max(self._topics[name].given, int(each["offset"]))
 
     def dropped(self, topic: str, begin: int, end: int) -> tuple[int, ...]:
         """The offsets of records that do not count, in a range that was read."""
@@ -292,12 +299,21 @@ class LogFollower:
                 self._tables.follow(min(TABLE_POLL_S, deadline.left_s()))
         return decided
 
-    def _positions(self) -> Offsets:
+    def _read(self) -> dict[str, int]:
+        """The offset up to which each log was read."""
         assert self._reader is not None, "start comes first"
         return {
-            name: self._position(topic.topic_id, max(topic.start, self._reader.position(name)))
-            for name, topic in self._topics.items()
+            name: max(topic.start, topic.given, self._reader.position(name)) for name, topic in self._topics.items()
         }
+
+    def _given(self, limit: int) -> Offsets:
+        """The offsets behind the next batch, which has `limit` records of what was read."""
+        left = limit
+        for name, position in self._read().items():
+            topic = self._topics[name]
+            taken = min(position - topic.given, left)
+            topic.given, left = topic.given + taken, left - taken
+        return {name: self._position(topic.topic_id, topic.given) for name, topic in self._topics.items()}
 
     def _position(self, topic_id: str, offset: int) -> dict[str, str | int]:
         return {"id": topic_id, "offset": offset, "table": self._options.target.name}

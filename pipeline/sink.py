@@ -105,6 +105,9 @@ def check_columns(options: WriteOptions, schema: StructType) -> None:
     """Raises SinkRefused for columns that no table can take."""
     name = options.target.name
     types = {field.name: field.dataType for field in schema.fields}
+    # Spark would hand both over under names of its own, and columns of a table stay.
+    if twice := [field for field in schema.names if schema.names.count(field) > 1]:
+        raise SinkRefused(f"the rows for {name} have two columns {twice[0]!r}", action="rename one, or leave it out")
     if TIME_COLUMN not in types:
         raise SinkRefused(f"the rows for {name} have no column 'time'", action=near(TIME_COLUMN, types))
     if not isinstance(types[TIME_COLUMN], _TIMES):

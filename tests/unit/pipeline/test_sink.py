@@ -147,6 +147,13 @@ def test_columns_are_checked_before_a_task_runs(
         check_columns(WriteOptions(TARGET, tags), schema)
 
 
+def test_two_columns_of_one_name_are_refused() -> None:
+    """As a join leaves them: Spark would hand both over under other names."""
+    schema = StructType([StructField(name, kind) for name, kind in (*COLUMNS.items(), ("flow", DoubleType()))])
+    with pytest.raises(SinkRefused, match="two columns 'flow'"):
+        check_columns(WriteOptions(TARGET), schema)
+
+
 def test_the_sink_overwrites_nothing() -> None:
     """`overwrite` and the output mode `complete` are refused."""
     source = HeadraceDataSource({"table": "db.t", "bootstrap": "nowhere", "tags": "host"})

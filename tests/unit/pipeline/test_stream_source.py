@@ -130,6 +130,24 @@ def test_a_limit_bounds_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [3, 3, 3, 1] == counts
 
 
+def test_a_limit_bounds_the_batch_behind_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new reader reads up to the end of the batch that it is given, in some logs further: that counts as read."""
+    scene = new_scene()
+    for batch in range(10):
+        scene.write([rows(batch * 20, 20, hosts=20)], batch=batch)
+    earlier = reader_of(scene, monkeypatch, records_per_batch_max=3)
+    offsets = [earlier.initialOffset()]
+    offsets.append(earlier.latestOffset())
+    reader = reader_of(scene, monkeypatch, records_per_batch_max=3)
+    found = read(reader, *offsets)["n"].to_pylist()
+    while sum(each["offset"] for each in offsets[-1].values()) < 20:
+        offsets.append(reader.latestOffset())
+        assert 1 <= sum(offsets[-1][topic]["offset"] - offsets[-2][topic]["offset"] for topic in offsets[-1]) <= 3
+        found += read(reader, *offsets[-2:])["n"].to_pylist()
+    assert list(range(200)) == sorted(found)
+    assert offsets[-1] == reader.latestOffset()
+
+
 def test_a_log_may_have_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `minPartitions` the tasks have the same rows together, each record in one of them and repeats in none."""
     scene = new_scene()
