@@ -31,8 +31,8 @@ class EndingView:
 
     `acts`: this node leads the group, or it is the one that may claim. `end` is the final end of the topic, None
     unless this node has closed it. `applied`: the offset behind all that was read and applied. `due`: other groups do
-    not show that they have accepted every record of the log, as far as it was applied. `kept`: since then who reads
-    the log beside the members, as a stream of Spark does, had time to come to its end.
+    not show that they have accepted every record of the log, as far as it was applied. `kept`: since this
+    node closed the topic, others who read it, as streams of Spark, had time to come to its end.
     """
 
     acts: bool

@@ -88,7 +88,9 @@ class FakeReceiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; a second call does nothing."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         self._thread.join(20)
         self._consumer.close()
