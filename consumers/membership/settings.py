@@ -22,3 +22,6 @@ class ClusterSettings(SettingsModel):
     topic_min_insync_replicas: int = Field(
         default=0, ge=0, description="copies that must have a record before it is confirmed; 0 = the broker's default"
     )
+    ended_log_kept_s: float = Field(
+        default=10.0, ge=0, description="how long the log of a removed group is kept, closed, for streams that read it"
+    )

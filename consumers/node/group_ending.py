@@ -26,8 +26,6 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role
 
-KEPT_S = 10.0
-"""A closed topic is kept for so long: who follows it has to see twice that it is closed, and to read to its end."""
 _log = structlog.get_logger(__name__)
 
 
@@ -45,8 +43,11 @@ class GroupEnding:
         log_consumer: LogConsumer,
         leader_tasks: LeaderTasks,
         heartbeat: Heartbeat,
+        kept_s: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """A closed topic is kept for `kept_s`: who follows it has to see twice that it is closed, and to read it."""
+        self._kept_s = kept_s
         self._clock = clock
         self._log = log
         self._topics = topics
@@ -129,7 +130,7 @@ class GroupEnding:
             end=self._ends.get(topic),
             applied=position if applied.offset >= durable and applied.changes is changes else 0,
             due=due,
-            kept=self._clock.monotonic_s() - self._closed_s.get(topic, math.inf) >= KEPT_S,
+            kept=self._clock.monotonic_s() - self._closed_s.get(topic, math.inf) >= self._kept_s,
         )
 
     def _sender(self, topic: str, group: Group) -> HandOverSender:

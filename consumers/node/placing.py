@@ -15,6 +15,7 @@ from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.placement_task import PlacementTask
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group_registry import GroupRegistry
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -35,6 +36,7 @@ class PlacingParts(Protocol):
     leader_tasks: LeaderTasks
     supervisor: RecoverySupervisor
     heartbeat: Heartbeat
+    settings: ServerSettings
 
 
 def placement_task(node: PlacingParts, local: LocalGroups, follower: MembershipFollower) -> PlacementTask:
@@ -49,7 +51,15 @@ def placement_task(node: PlacingParts, local: LocalGroups, follower: MembershipF
         node.supervisor.coordinator,
         node.heartbeat,
     )
-    ending = GroupEnding(node.log, node.topics, node.groups, node.log_consumer, node.leader_tasks, node.heartbeat)
+    ending = GroupEnding(
+        node.log,
+        node.topics,
+        node.groups,
+        node.log_consumer,
+        node.leader_tasks,
+        node.heartbeat,
+        node.settings.cluster.ended_log_kept_s,
+    )
     ended = EndedTopics(node.log, node.topics)
     placement = PlacementTask(follower, lifecycle, local, node.readiness, ended, node.cluster_topics, ending)
     node.log_monitor.may_be_gone = placement.may_be_gone

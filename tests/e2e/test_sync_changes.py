@@ -70,7 +70,9 @@ class Edge:
 def test_an_edge_arrives_whole_while_nodes_come_and_go(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
     """A node joins and another leaves under files and deletes; the receiver is killed in both. All rows are equal."""
     with (
-        running_cluster(tmp_path / "centre", broker.bootstrap, cluster_name, 3, replication=2) as cluster,
+        running_cluster(
+            tmp_path / "centre", broker.bootstrap, cluster_name, 3, replication=2, cluster_ended_log_kept_s="1"
+        ) as cluster,
         ExitStack() as stack,
     ):
         with closing(KafkaLog(broker.bootstrap)) as log:

@@ -34,6 +34,7 @@ DEFAULTS = {
     "cluster.slots": 10_000,
     "cluster.topic_replication_factor": 0,
     "cluster.topic_min_insync_replicas": 0,
+    "cluster.ended_log_kept_s": 10.0,
     "node.id": "",
     "node.nodes": (),
     "node.replication": 0,

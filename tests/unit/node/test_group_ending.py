@@ -14,7 +14,7 @@ from headrace.connectors.log.port import RecordTooLarge, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node import group_ending
-from headrace.consumers.node.group_ending import KEPT_S, GroupEnding
+from headrace.consumers.node.group_ending import GroupEnding
 from headrace.consumers.replication.election import Decision
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_registry import ByTopic
@@ -25,6 +25,7 @@ from tests.unit.statuses import STATUS
 TOPICS = Topics("c")
 BIRTH = GroupKey("n3", 2)
 TOPIC = TOPICS.forward("n3", 2)
+KEPT_S = 10.0
 
 
 class Sender:
@@ -69,7 +70,7 @@ class Scene:
         self.detector = heartbeat.detector
         self.now_s = 0.0
         clock: Any = SimpleNamespace(monotonic_s=lambda: self.now_s)
-        self.ending = GroupEnding(self.log, TOPICS, self.groups, consumer, tasks, heartbeat, clock)
+        self.ending = GroupEnding(self.log, TOPICS, self.groups, consumer, tasks, heartbeat, KEPT_S, clock)
 
     def turn(self, turns: int = 1) -> None:
         """Some turns, with so much time between them that a topic was kept for long enough."""
