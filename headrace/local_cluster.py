@@ -84,6 +84,8 @@ class LocalCluster:
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
         self.joining: set[str] = set()
         """The nodes that wait to be added to the cluster, as `wait_ready` found them."""
+        self.started: list[str] = []
+        """What the last `start` has started so far, in that order; names of nodes, and KAFKA."""
         self._children: dict[int, Child] = {}
         self._extras: dict[str, Sequence[str]] = {}
         """The further arguments with which each node was started."""
@@ -133,7 +135,7 @@ class LocalCluster:
 
         Returns the names of what was started. A failure stops that, and leaves what ran before.
         """
-        started: list[str] = []
+        self.started = started = []
         try:
             create_directories(self.directory)
             if self._own_broker:

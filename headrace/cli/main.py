@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -96,4 +97,8 @@ def _print_version(wanted: bool) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    build_app(sys.argv[1:])()
+    try:
+        build_app(sys.argv[1:])()
+    finally:
+        # What the command did, and its exit code, are decided. An interrupt while the process ends must not change it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -57,16 +57,26 @@ def up(
             raise UsageInvalid(f"there is no node {unknown[0]}", action=f"choose one of {', '.join(known)}")
         if restart:
             local.stop(restart, output.note)
-        started = local.start(output.note)
-        settings_file = _write_settings(output, local)
-        document = {
-            **asdict(local.file),
-            "dir": str(directory),
-            "started": started,
-            "joining": sorted(local.joining),
-            "settings_file": None if settings_file is None else str(settings_file),
-        }
-        output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
+        try:
+            _start(output, local, directory)
+        except KeyboardInterrupt:
+            # What was not shown to run must not run on.
+            local.stop(local.started, output.note)
+            raise
+
+
+def _start(output: Output, local: LocalCluster, directory: Path) -> None:
+    """Start it, and show it."""
+    started = local.start(output.note)
+    settings_file = _write_settings(output, local)
+    document = {
+        **asdict(local.file),
+        "dir": str(directory),
+        "started": started,
+        "joining": sorted(local.joining),
+        "settings_file": None if settings_file is None else str(settings_file),
+    }
+    output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
 
 
 def _cluster_of(directory: Path, name: str | None, nodes: int | None, replication: int | None) -> LocalCluster:
