@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from headrace._answers import QueryResult
 from headrace._nodes import NodeDirectory
-from headrace._silence import SilentNode
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, QueryTimeout
@@ -118,7 +117,7 @@ def _answer(nodes: NodeDirectory, url: str, question: Question, limit: Deadline,
     if question.timeout_ms is not None:
         timeout_ms, wait_s = max(1, math.ceil(limit.left_s() * 1_000)), limit.left_s() + GRACE_S
     as_of: list[datetime] = []
-    client = NodeClient(url, answer_timeout_s=wait_s)
+    client = NodeClient(url, answer_timeout_s=wait_s, newest_status=nodes.newest_status)
     chunks = client.query(
         question.sql,
         format="arrow",
@@ -127,7 +126,6 @@ def _answer(nodes: NodeDirectory, url: str, question: Question, limit: Deadline,
         parameters=question.parameters,
         stale_s=stale_s,
         on_as_of=as_of.append,
-        on_silence=SilentNode(client.url, nodes.newest_status).look,
     )
     with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
         return QueryResult(reader.read_all(), next(iter(as_of), None))

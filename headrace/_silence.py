@@ -38,7 +38,7 @@ class SilentNode:
         self._missed += 1
         offline = self._seen >= 0 and self._newest_status(self._url) < 0
         if offline or self._missed >= MISSED_MAX:
-            reason = "it stopped answering amid a query, and gives no sign of life"
+            reason = "it stopped answering amid a request, and gives no sign of life"
             raise NodeUnreachable(
                 f"no node answers at {self._url}: {reason}",
                 action="is its process stopped, or its machine cut off?",

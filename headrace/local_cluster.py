@@ -135,7 +135,8 @@ class LocalCluster:
 
         Returns the names of what was started. A failure stops that, and leaves what ran before.
         """
-        self.started = started = []
+        started: list[str] = []
+        self.started = started
         try:
             create_directories(self.directory)
             if self._own_broker:

@@ -1,4 +1,7 @@
-"""A node's HTTP surface as Python calls: answers as bytes, and errors of the class that the node raised."""
+"""A node's HTTP surface as Python calls: answers as bytes, and errors of the class that the node raised.
+
+A node that is silent has to show that it lives, see `headrace._silence`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from headrace._node_errors import raised_by_node
+from headrace._silence import SilentNode
 from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
 from headrace.schemas.errors import HeadraceError
 
@@ -25,8 +29,17 @@ class NodeAddressInvalid(HeadraceError):
 class NodeClient:
     """Calls one node. Safe for any thread: each call has its own connection."""
 
-    def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """`url` is like `http://127.0.0.1:8080` or `127.0.0.1:8080`. Raises NodeAddressInvalid."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        newest_status: Callable[[str], int] = lambda _url: -1,
+    ) -> None:
+        """`url` is like `http://127.0.0.1:8080` or `127.0.0.1:8080`. `newest_status`: see SilentNode.
+
+        Raises NodeAddressInvalid.
+        """
         try:
             self.url = base_url(url)
         except ValueError:
@@ -35,6 +48,7 @@ class NodeClient:
                 action="write it like 127.0.0.1:8080 or http://127.0.0.1:8080",
             ) from None
         self._answer_timeout_s = answer_timeout_s
+        self._newest_status = newest_status
 
     def status(self) -> dict[str, Any]:
         """The node's status (see `headrace.consumers.serve.node_api.NodeStatus`)."""
@@ -72,14 +86,12 @@ class NodeClient:
         on_as_of: Callable[[datetime], None] = lambda _moment: None,
         parameters: Mapping[str, Any] | None = None,
         user: str = "",
-        on_silence: Callable[[], None] | None = None,
     ) -> Iterator[bytes]:
         """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
         A node that does not serve may answer from what it has if that is at most `stale_s` old (None: as the node
-        is set); `on_as_of` is then called with the moment up to which the answer contains everything. `on_silence` is
-        called while the node is silent, and may end the wait by an error. Raises NodeUnreachable, NodeRefused or a
-        QueryError, and AnswerCut from the iterator.
+        is set); `on_as_of` is then called with the moment up to which the answer contains everything. Raises
+        NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
         """
         given = {
             "sql": sql,
@@ -94,7 +106,7 @@ class NodeClient:
         # 0 is not the node's own setting: it is never.
         if stale_s is not None:
             document["stale"] = stale_s
-        answer = self._request("POST", "/api/v1/query", document, on_silence=on_silence)
+        answer = self._request("POST", "/api/v1/query", document)
         if as_of := answer.stream.getheader(AS_OF_HEADER):
             on_as_of(datetime.fromisoformat(as_of))
         return answer.chunks()
@@ -150,7 +162,6 @@ class NodeClient:
         document: Mapping[str, Any] | None = None,
         *,
         content: bytes | memoryview | None = None,
-        on_silence: Callable[[], None] | None = None,
     ) -> NodeAnswer:
         try:
             return request_node(
@@ -160,7 +171,7 @@ class NodeClient:
                 content=content,
                 timeout_s=self._answer_timeout_s,
                 connect_timeout_s=min(CONNECT_TIMEOUT_S, self._answer_timeout_s),
-                on_silence=on_silence,
+                on_silence=SilentNode(self.url, self._newest_status).look,
             )
         # The reader of this message types an address, so it names the address and not the route.
         except NodeUnreachable as error:
