@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,10 +69,17 @@ class Backfilled:
     skipped: int = 0
 
 
-def prepare(job: BackfillJob, wait_s: float, notify: Callable[[str], None], *, no_tags: bool = False) -> str:
+class Prepared(NamedTuple):
+    """`identity` tells this cluster from another of its name; `tags` are those that the table has."""
+
+    identity: str
+    tags: tuple[str, ...]
+
+
+def prepare(job: BackfillJob, wait_s: float, notify: Callable[[str], None], *, no_tags: bool = False) -> Prepared:
     """Check what can be checked before Spark starts, and create the database if it is missing.
 
-    Returns what tells this cluster from another of its name. Raises LogUnavailable, NoCluster, SchemaError, TagsMissing.
+    Raises LogUnavailable, NoCluster, SchemaError, TagsMissing.
     """
     target = job.target
     log = KafkaLog(target.bootstrap, dict(target.kafka))
@@ -81,14 +89,15 @@ def prepare(job: BackfillJob, wait_s: float, notify: Callable[[str], None], *, n
         tables = SchemaLog(log, target.topics)
         tables.refresh()
         check_table_name(tables.catalogue, target.database, target.table)
-        if not (no_tags or job.options.tags or tables.catalogue.newest(target.database, target.table).version):
+        table = tables.catalogue.newest(target.database, target.table)
+        if not (no_tags or job.options.tags or table.version):
             raise TagsMissing(
                 f"table {target.name} is new, and without tags rows of one time replace each other",
                 action="name the columns that identify a series with --tags A,B, or give --no-tags",
             )
         tables.ensure_database(target.database)
         tables.close()
-        return log.describe(target.topics.membership).topic_id
+        return Prepared(log.describe(target.topics.membership).topic_id, tuple(table.tags))
     finally:
         log.close()
 

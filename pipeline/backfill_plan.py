@@ -9,7 +9,7 @@ import glob
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
@@ -23,6 +23,7 @@ from headrace.connectors.formats.csv_lines import header_of
 from headrace.connectors.formats.interface import FormatError, FormatOptions
 from headrace.connectors.formats.lines import lines_of_buffer
 from headrace.pipeline.backfill_state import BackfillState, FileState, Known
+from headrace.pipeline.partition_folders import tags_of_folders, undecided_folders
 from headrace.pipeline.source_options import Target, near
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TimeResolution
@@ -38,6 +39,8 @@ CHUNK_FILES = 64
 """Small files share a task, which costs a tenth of a second."""
 PROGRESS_BYTES = 8
 """Of each file, in the file of this machine by which tasks tell how far they are."""
+FolderTags = tuple[tuple[str, str], ...]
+"""The tags that the names of folders give to every row of a file."""
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 
 
@@ -70,12 +73,25 @@ class BackfillJob:
     any_time: bool = False
     ordered: bool = False
     """Whether rows of a file win against those of all files before it, by name."""
+    ignores_folders: bool = False
+    """Whether columns that only the names of folders have, and that are no tags, are left out."""
 
-    def producer(self, path: str, content: str) -> str:
+    def producer(self, path: str, content: str, folder_tags: FolderTags = ()) -> str:
         """The producer of a file with this digest of its content: the same for every repeat of it."""
         # In order, a file may have the content of one before, and must win against what came between.
-        place = f"-{blake2b(path.encode(errors='surrogateescape'), digest_size=8).hexdigest()}" if self.ordered else ""
-        return f"file-{self.digest}-{content}{place}"
+        place = f"-{_digest(path.encode(errors='surrogateescape'))}" if self.ordered else ""
+        # Of two partitions the same content is not the same rows.
+        tags = f"-{_digest(repr(folder_tags).encode())}" if folder_tags else ""
+        return f"file-{self.digest}-{content}{place}{tags}"
+
+    def options_of(self, file: PlannedFile) -> FormatOptions:
+        """How a file is read: with the tags of its folders in every row."""
+        given = dict(file.folder_tags)
+        return replace(
+            self.options,
+            tags=tuple(tag for tag in self.options.tags if tag not in given),
+            static_tags=(*self.options.static_tags, *file.folder_tags),
+        )
 
     @property
     def digest(self) -> str:
@@ -83,7 +99,7 @@ class BackfillJob:
         target, options = self.target, self.options
         rules = (options.tags, options.static_tags, options.time_column, options.time_unit, options.time_format)
         parts = (target.cluster, target.name, self.format, rules, options.delimiter, self.any_time)
-        return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        return _digest(repr(parts).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,7 @@ class PlannedFile:
     path: str
     state: FileState
     batch: int = 1
+    folder_tags: FolderTags = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +155,17 @@ def find_files(patterns: Iterable[str]) -> list[str]:
 
 
 def plan_files(
-    job: BackfillJob, paths: Sequence[str], state: BackfillState, *, again: bool = False, changed: bool = False
+    job: BackfillJob,
+    paths: Sequence[str],
+    state: BackfillState,
+    table_tags: Collection[str] = (),
+    *,
+    again: bool = False,
+    changed: bool = False,
 ) -> BackfillPlan:
     """The files that are to be written. `again`: also those that were; `changed`: also those that differ now.
 
-    Raises FileRefused, and FileChanged unless `changed`.
+    `table_tags` are those that the table has. Raises FileRefused, and FileChanged unless `changed`.
     """
     planned: list[PlannedFile] = []
     differing: list[str] = []
@@ -163,9 +186,8 @@ def plan_files(
             f"{_named(differing)} changed since a backfill wrote {'it' if len(differing) == 1 else 'them'}",
             action="give --changed to write what is there now; rows that are there no longer stay in the table",
         )
-    for each in planned:
-        check_file(each.path, job)
-    return BackfillPlan(tuple(planned), len(paths) - len(planned))
+    checked = [replace(each, folder_tags=check_file(each.path, job, table_tags)) for each in planned]
+    return BackfillPlan(tuple(checked), len(paths) - len(checked))
 
 
 def file_state(path: str) -> FileState:
@@ -177,13 +199,12 @@ def file_state(path: str) -> FileState:
     return FileState(found.st_size, found.st_mtime_ns)
 
 
-def check_file(path: str, job: BackfillJob) -> None:
-    """Raises FileRefused for a file whose columns are not those of the job."""
+def check_file(path: str, job: BackfillJob, table_tags: Collection[str] = ()) -> FolderTags:
+    """The tags that its folders give to a file. Raises FileRefused if its columns are not those of the job."""
     try:
         if job.format == "parquet":
-            _check_parquet(path, job)
-        else:
-            _check_columns(path, _csv_columns(path, job.options), job.options)
+            return _check_parquet(path, job, table_tags)
+        return _check_columns(path, _csv_columns(path, job.options), job, table_tags)
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         reason = (getattr(error, "strerror", "") or str(error)).splitlines()[0]
         raise FileRefused(
@@ -209,10 +230,10 @@ def file_digest(path: str) -> str:
     return hasher.hexdigest()
 
 
-def _check_parquet(path: str, job: BackfillJob) -> None:
+def _check_parquet(path: str, job: BackfillJob, table_tags: Collection[str]) -> FolderTags:
     with pq.ParquetFile(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
-    _check_columns(path, schema.names, job.options)
+    folder_tags = _check_columns(path, schema.names, job, table_tags)
     for column in schema:
         if column.name not in (job.options.time_column, *job.options.tags) and not is_field_type(column.type):
             raise FileRefused(
@@ -221,7 +242,7 @@ def _check_parquet(path: str, job: BackfillJob) -> None:
             )
     index = schema.names.index(job.options.time_column)
     if pa.types.is_nested(schema.field(index).type) or any(pa.types.is_nested(each.type) for each in schema):
-        return
+        return folder_tags
     groups = (metadata.row_group(number).column(index).statistics for number in range(metadata.num_row_groups))
     missing = sum(each.null_count or 0 for each in groups if each is not None)
     if missing:
@@ -229,6 +250,7 @@ def _check_parquet(path: str, job: BackfillJob) -> None:
             f"{path}: {missing:,} rows have no time in column {job.options.time_column!r}",
             action="drop these rows, or give them a time",
         )
+    return folder_tags
 
 
 def _csv_columns(path: str, options: FormatOptions) -> Sequence[str]:
@@ -245,10 +267,26 @@ def _csv_columns(path: str, options: FormatOptions) -> Sequence[str]:
     return header.names
 
 
-def _check_columns(path: str, columns: Sequence[str], options: FormatOptions) -> None:
+def _check_columns(path: str, columns: Sequence[str], job: BackfillJob, table_tags: Collection[str]) -> FolderTags:
+    options = job.options
+    folder_tags = tags_of_folders(path, columns, {*options.tags, *table_tags} - {options.time_column})
+    given = dict(folder_tags)
     for role, name in (("time", options.time_column), *(("tag", tag) for tag in options.tags)):
-        if name not in columns:
+        if name not in columns and name not in given:
             raise FileRefused(f"{path} has no column {name!r} for the {role}", action=near(name, columns))
+    undecided = undecided_folders(path, columns, {*given, *dict(options.static_tags)})
+    if undecided and not job.ignores_folders:
+        names = ",".join(undecided)
+        raise FileRefused(
+            f"{path}: its folders name the column {undecided[0]!r}, which the file does not have",
+            action=f"give --tags {names} if rows of different folders are different series; "
+            "or --ignore-folders if it follows from the other columns",
+        )
+    return folder_tags
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 def _named(paths: Sequence[str]) -> str:

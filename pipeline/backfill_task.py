@@ -83,7 +83,7 @@ class _FileTask:
         path, job = self._file.path, self._job
         try:
             digest = file_digest(path)
-            positions = TaskPositions(job.producer(path, digest), self._file.batch, 0)
+            positions = TaskPositions(job.producer(path, digest, self._file.folder_tags), self._file.batch, 0)
             options = WriteOptions(job.target, job.options.tags, resolution=job.resolution)
             written = SinkTask(self._cluster, options, positions).write_tables(self._tables())
         except _REFUSED as error:
@@ -102,7 +102,7 @@ class _FileTask:
     def _tables(self) -> Iterator[pa.Table]:
         target, catalogue = self._job.target, self._cluster.tables.catalogue
         options = replace(
-            self._job.options,
+            self._job.options_of(self._file),
             declared=DeclaredTypes(catalogue, target.database),
             declared_tags=DeclaredTags(catalogue, target.database),
         )

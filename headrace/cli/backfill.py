@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,12 +27,18 @@ from headrace.terminal.output import Output, counted
 
 if TYPE_CHECKING:
     from headrace.connectors.formats.interface import FormatOptions
-    from headrace.pipeline.backfill import Backfilled
+    from headrace.pipeline.backfill import Backfilled, Prepared
     from headrace.pipeline.backfill_plan import BackfillJob
     from headrace.pipeline.backfill_state import BackfillState
     from headrace.settings import Settings
 
 WAIT_S = 30.0
+OrderedOption = Annotated[
+    bool, typer.Option("--ordered", help="One file after the other, by name: rows of later ones win.")
+]
+IgnoreFoldersOption = Annotated[
+    bool, typer.Option("--ignore-folders", help="Leave out columns of folders NAME=VALUE that are no tags.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,9 +64,8 @@ def backfill(
     any_time: AnyTimeOption = False,
     delimiter: Annotated[str, typer.Option("--delimiter", metavar="CHAR", help="Between the columns of CSV.")] = ",",
     no_tags: Annotated[bool, typer.Option("--no-tags", help="A new table without tags is meant so.")] = False,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="One file after the other, by name: rows of later ones win.")
-    ] = False,
+    ordered: OrderedOption = False,
+    ignore_folders: IgnoreFoldersOption = False,
     again: Annotated[bool, typer.Option("--again", help="Write files again that an earlier run has written.")] = False,
     changed: Annotated[
         bool, typer.Option("--changed", help="Write files again that changed since an earlier run.")
@@ -83,11 +89,12 @@ def backfill(
         options = format_options(table, None, tags, tag, time_column, time_unit, time_format, delimiter)
         keep_pandas_out()
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        job, paths = _job(loaded, patterns, database, table, form, options, any_time, ordered=ordered)
+        how = {"any_time": any_time, "ordered": ordered, "ignores_folders": ignore_folders}
+        job, paths = _job(loaded, patterns, database, table, form, options, how)
         begun_s = time.monotonic()
-        identity = _prepare(job, output, no_tags=no_tags)
+        known = _prepare(job, output, no_tags=no_tags)
         place = checkpoint or data_dir / job.target.cluster / "backfill" / job.target.name
-        done = _run(output, loaded, job, paths, place, identity, (again, changed))
+        done = _run(output, loaded, job, paths, place, known, (again, changed))
         _report(output, done, time.monotonic() - begun_s)
 
 
@@ -98,9 +105,7 @@ def _job(
     table: str,
     form: str,
     options: FormatOptions,
-    any_time: bool,
-    *,
-    ordered: bool,
+    how: Mapping[str, bool],
 ) -> tuple[BackfillJob, list[str]]:
     """(the job, its files). Raises FilesMissing, ClientSettingsRefused."""
     from headrace.connectors.log.client_check import check_client_settings
@@ -116,7 +121,7 @@ def _job(
     target = Target(database, table, place.name, place.bootstrap, kafka)
     resolution = TimeResolution(settings.write.time_resolution)
     kind: BackfillFormat = "csv" if form == "csv" else "parquet"
-    return BackfillJob(target, kind, options, resolution, any_time, ordered), paths
+    return BackfillJob(target, kind, options, resolution, **how), paths
 
 
 def _settings(
@@ -128,7 +133,7 @@ def _settings(
     return load_settings({**flags, "write.time_resolution": time_resolution, "kafka": parse_settings(settings)})
 
 
-def _prepare(job: BackfillJob, output: Output, *, no_tags: bool) -> str:
+def _prepare(job: BackfillJob, output: Output, *, no_tags: bool) -> Prepared:
     from headrace.pipeline.backfill import prepare
 
     return prepare(job, WAIT_S, output.note, no_tags=no_tags)
@@ -140,7 +145,7 @@ def _run(
     job: BackfillJob,
     paths: list[str],
     directory: Path,
-    identity: str,
+    cluster: Prepared,
     how: tuple[bool, bool],
 ) -> Backfilled:
     from headrace.pipeline.backfill import Backfilled
@@ -148,8 +153,8 @@ def _run(
     from headrace.pipeline.backfill_state import BackfillState
 
     again, changed = how
-    with BackfillState(directory, f"{identity}/{job.digest}") as state:
-        plan = plan_files(job, paths, state, again=again, changed=changed)
+    with BackfillState(directory, f"{cluster.identity}/{job.digest}") as state:
+        plan = plan_files(job, paths, state, cluster.tags, again=again, changed=changed)
         if not plan.files:
             return Backfilled(skipped=plan.written_before)
         return _through_spark(output, settings, job, plan, state)

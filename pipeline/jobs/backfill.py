@@ -47,7 +47,7 @@ def parser() -> JobParser:
     options.add_argument("--checkpoint", required=True, help="a local directory for the progress by file")
     add_reading(options, table_required=True)
     options.add_argument("--delimiter", default=",")
-    for flag in ("--no-tags", "--ordered", "--again", "--changed"):
+    for flag in ("--no-tags", "--ordered", "--ignore-folders", "--again", "--changed"):
         options.add_argument(flag, action="store_true")
     return options
 
@@ -63,10 +63,11 @@ def main(arguments: list[str]) -> int:
         paths = find_files(given.patterns)
         target = Target(given.database, given.table, given.cluster, given.bootstrap, settings)
         resolution = TimeResolution(given.time_resolution)
-        job = BackfillJob(target, given.format, options, resolution, given.any_time, given.ordered)
-        identity = prepare(job, WAIT_S, notify, no_tags=given.no_tags)
-        with BackfillState(Path(given.checkpoint), f"{identity}/{job.digest}") as state:
-            plan = plan_files(job, paths, state, again=given.again, changed=given.changed)
+        how = (given.any_time, given.ordered, given.ignore_folders)
+        job = BackfillJob(target, given.format, options, resolution, *how)
+        cluster = prepare(job, WAIT_S, notify, no_tags=given.no_tags)
+        with BackfillState(Path(given.checkpoint), f"{cluster.identity}/{job.digest}") as state:
+            plan = plan_files(job, paths, state, cluster.tags, again=given.again, changed=given.changed)
             done = Backfilled(skipped=plan.written_before)
             if plan.files:
                 session = open_session(f"headrace backfill {target.name}")

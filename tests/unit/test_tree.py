@@ -130,6 +130,7 @@ PURE_MODULES = (
     "consumers/wal/frames.py",
     "consumers/wal/prefix.py",
     "consumers/wal/record_encoding.py",
+    "pipeline/partition_folders.py",
     "pipeline/raw_offsets.py",
     "pipeline/log_ranges.py",
     "pipeline/rebatch.py",

@@ -145,6 +145,44 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path, columns: dict
             plan_files(job_of("parquet"), [csv(tmp_path / "b.parquet")], state)
 
 
+def test_folders_give_tags_to_the_files_that_lack_them(tmp_path: Path) -> None:
+    """As Spark's `partitionBy` writes them. The same content in two folders is not a repeat."""
+    folders = ("site=a b", "site=c%2Fd", "site=__HIVE_DEFAULT_PARTITION__", "plain", "x=1/site=e")
+    paths = [str(tmp_path / folder / "f.csv") for folder in folders]
+    for path in paths:
+        Path(path).parent.mkdir(parents=True)
+        csv(Path(path), "time,x\n1,2\n" if "site=" in path else "site,time,x\na,1,2\n")
+    job = job_of()
+    with BackfillState(tmp_path / "state", "k") as state:
+        planned = plan_files(job, paths, state).files
+        assert [(("site", value),) for value in ("a b", "c/d", "")] == [each.folder_tags for each in planned[:3]]
+        # A column of the file comes first.
+        assert [(), (("site", "e"),)] == [each.folder_tags for each in planned[3:]]
+        assert ("site", "a b") in job.options_of(planned[0]).static_tags
+        assert [(), ("site",)] == [job.options_of(each).tags for each in planned[2:4]]
+        untagged = replace(job, options=replace(job.options, tags=()))
+        assert planned[0].folder_tags == plan_files(untagged, paths[:1], state, ("site",)).files[0].folder_tags
+    assert len({job.producer(each.path, "d", each.folder_tags) for each in planned}) == 5
+    assert job.producer("f", "d") == job.producer("f", "d", planned[3].folder_tags)
+
+
+def test_folders_that_nobody_decided_about_are_refused(tmp_path: Path) -> None:
+    """Rows of two folders could replace each other without a word. A tag for every row decides as well."""
+    path = tmp_path / "day=1" / "site=a" / "f.csv"
+    path.parent.mkdir(parents=True)
+    csv(path)
+    job = job_of()
+    decided = replace(job, options=replace(job.options, static_tags=(("day", "7"),)))
+    with BackfillState(tmp_path / "state", "k") as state:
+        with pytest.raises(FileRefused, match="column 'day'") as refused:
+            plan_files(job, [str(path)], state)
+        assert "--tags day" in refused.value.action
+        assert "--ignore-folders" in refused.value.action
+        for each in (decided, replace(job, ignores_folders=True)):
+            assert () == plan_files(each, [str(path)], state).files[0].folder_tags
+    assert job.digest == replace(job, ignores_folders=True).digest
+
+
 def test_a_parquet_file_that_is_read_as_csv_is_named_as_one(tmp_path: Path) -> None:
     """Its bytes are in no message: they would reach a terminal."""
     path = str(tmp_path / "a.csv")
