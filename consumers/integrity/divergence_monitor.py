@@ -118,10 +118,13 @@ class DivergenceMonitor:
             group.health.report(Event.MATCH)
             self._shortfall.present(topic)
         elif not group.health.holds(State.TRUNCATED) and self._shortfall.missing(topic):
-            reason = (
+            found = (
                 f"topic {topic} ends at offset {end} and does not hold what node {witness.node} has read, up to "
-                f"{witness.durable_offset}: it was truncated; {lost_log_choices(group.name)}"
+                f"{witness.durable_offset}: it was truncated"
             )
+            if witness.log_lost:
+                found = f"node {witness.node} does not find in topic {topic} what it has read of it"
+            reason = f"{found}; {lost_log_choices(group.name)}"
             group.health.report(Event.TRUNCATE, reason)
             _log.error("log truncated", group=group.name, reason=reason)
 

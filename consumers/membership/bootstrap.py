@@ -77,7 +77,8 @@ def join_cluster(
     cluster can have, SettingsDiffer when it was created with others, TopicUnsuitable, MembershipLogLost, TopicMissing
     for a lost table log.
     """
-    if not _exists(log, topics, timeout_s):
+    # Looked at before any topic is made: settings that no cluster can have must leave none behind.
+    if not cluster_exists(log, topics, timeout_s):
         _check_birth(create, node)
     cluster_topics = cluster_topics or ClusterTopics(log)
     cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
@@ -99,9 +100,8 @@ def join_cluster(
     return table
 
 
-def _exists(log: Log, topics: Topics, timeout_s: float) -> bool:
-    """Whether a cluster of this name was created."""
-    # Looked at before any topic is made: settings that no cluster can have must leave none behind.
+def cluster_exists(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> bool:
+    """Whether a cluster of this name was created. Raises MembershipLogLost for a log without its first records."""
     try:
         return _replayed(log, topics.membership, timeout_s).table is not None
     except TopicMissing:

@@ -9,58 +9,93 @@ import threading
 
 import structlog
 
-from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.bootstrap import cluster_exists, join_cluster
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.ended_topics import EndedTopics
-from headrace.consumers.membership.membership_follower import HISTORY_FILE, MembershipFollower
+from headrace.consumers.membership.membership_follower import HISTORY_FILE, MembershipFollower, MembershipLogLost
 from headrace.consumers.membership.placement import closable_ends, is_exiled, joining_reason, wanted_groups
-from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.schema_history import lost_error
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.exile import NodeExiled
 from headrace.consumers.node.kafka_wait import RETRY_S
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.founding import Founding
+from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Create
 
+STATUS_POLL_S = 0.1
 _log = structlog.get_logger(__name__)
 
 
 def join(
-    log: Log, cluster_topics: ClusterTopics, settings: ServerSettings, stopping: threading.Event, *, has_data: bool
+    log: Log, cluster_topics: ClusterTopics, settings: ServerSettings, stopping: threading.Event, *, knows_cluster: bool
 ) -> SlotTable:
     """The slot table of the cluster that the settings name; see `join_cluster`. Ends early when the node stops.
 
-    It may be behind what `read_membership_log` finds.
+    It may be behind what `read_membership_log` finds. `knows_cluster`: the data directory was made by a node of the
+    cluster. Raises MembershipLogLost where the cluster existed and its log does not show it.
     """
     node, cluster = settings.node, settings.cluster
     topics, absence = Topics(cluster.name), GracePeriod()
     create = Create(node.members, node.replication_factor, cluster.slots)
     while True:
         try:
-            return join_cluster(
-                log,
-                topics,
-                create,
-                cluster_topics=cluster_topics,
-                node=node.id,
-                any_replication=not node.replication,
-            )
-        except ClusterInvalid:
-            # A node with data knows that there is a cluster.
-            if not has_data or absence.missing(topics.membership) or stopping.is_set():
-                raise
+            if knows_cluster and not cluster_exists(log, topics):
+                if absence.missing(topics.membership) or stopping.is_set():
+                    raise MembershipLogLost.of(
+                        topics.membership, "does not have the cluster of which this node has data"
+                    )
+            else:
+                if not knows_cluster:
+                    _check_no_rival(log, topics, stopping)
+                return join_cluster(
+                    log,
+                    topics,
+                    create,
+                    cluster_topics=cluster_topics,
+                    node=node.id,
+                    any_replication=not node.replication,
+                )
         except TopicMissing as error:
             if absence.missing(topics.table) or stopping.is_set():
                 raise lost_error(topics.table, "does not exist any more") from error
         stopping.wait(RETRY_S)
+
+
+def _check_no_rival(log: Log, topics: Topics, stopping: threading.Event) -> None:
+    """Raises MembershipLogLost where no cluster exists by the log, and nodes of one are alive.
+
+    The schedule: the broker loses its disk while the nodes run, and one of them starts with an empty directory. It
+    would create another cluster, count the others as its members, and answer without their rows.
+    """
+    if cluster_exists(log, topics):
+        return
+    try:
+        reader, deadline = StatusReader(log, topics.status), Deadline(OFFLINE_MS / 1_000)
+    except TopicMissing:
+        return
+    try:
+        while not stopping.is_set() and not deadline.passed():
+            # One that is alive repeats its presence within an interval. Those of a node that has created the cluster
+            # meanwhile are no rival's.
+            if reader.senders and not cluster_exists(log, topics):
+                names = ", ".join(sorted(reader.senders))
+                raise MembershipLogLost.of(
+                    topics.membership, f"does not have the cluster of which nodes are online: {names}"
+                )
+            if reader.caught_up and not reader.detector.presences():
+                return
+            reader.follow(STATUS_POLL_S)
+    finally:
+        reader.close()
 
 
 def read_membership_log(log: Log, settings: ServerSettings, identity: Identity) -> MembershipFollower:

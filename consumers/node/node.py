@@ -134,7 +134,7 @@ class Node:
         kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
         has_data = bool(self.identity.topics)
         self.slot_table = kafka.await_answer(
-            lambda: join(self.log, self.cluster_topics, settings, self._stopping, has_data=has_data)
+            lambda: join(self.log, self.cluster_topics, settings, self._stopping, knows_cluster=self.identity.born >= 0)
         )
         self._follower = kafka.await_answer(lambda: read_membership_log(self.log, settings, self.identity))
         self._opened.callback(self._follower.close)

@@ -81,6 +81,10 @@ class NodeRecoveryEnvironment:
         """See RecoveryEnvironment."""
         return self._log_consumer.durable_offset(topic)
 
+    def cursor(self, topic: str) -> Cursor:
+        """See RecoveryEnvironment."""
+        return self._log_consumer.cursor(topic)
+
     def is_released(self, topic: str) -> bool:
         """See RecoveryEnvironment."""
         return self._log_consumer.release(topic, 0.0)

@@ -9,6 +9,7 @@ from typing import Protocol
 from headrace.consumers.recovery.file_copy import Source
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -56,6 +57,10 @@ class RecoveryEnvironment(Protocol):
 
     def durable_offset(self, topic: str) -> int:
         """Every record of the log up to this offset is durable here."""
+        ...
+
+    def cursor(self, topic: str) -> Cursor:
+        """The newest record of its log that is durable here."""
         ...
 
     def is_released(self, topic: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds the accepted gap of a log that has lost records, and lets its group continue there."""
+"""Finds the accepted gap of a log that has lost records, or the whole log again, and lets its group continue."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.environment import RecoveryEnvironment
-from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker, joins, last_common_offset, new_gap, runs_of
+from headrace.consumers.recovery.log_gap import (
+    GapRefused,
+    GapSeeker,
+    follows_cursor,
+    joins,
+    last_common_offset,
+    new_gap,
+    runs_of,
+)
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group import Group
-from headrace.consumers.replication.group_health import Event
+from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_registry import forget_gone
 from headrace.consumers.replication.group_state import LogBase
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Message, ProducerPosition, encode_message
 
 SEEK_INTERVAL_S = 1.0
+REGAIN_INTERVAL_S = 5.0
+"""How often a lost log is looked at for the record that was read last: each look opens a reader."""
 _log = structlog.get_logger(__name__)
 
 
@@ -42,6 +52,7 @@ class GapSearch:
         self._wrong_data = wrong_data
         self._clock = clock
         self._seekers: dict[str, GapSeeker] = {}
+        self._regain_s: dict[str, float] = {}
         self._task = PeriodicTask("gap-search", SEEK_INTERVAL_S, self.turn)
 
     def start(self) -> None:
@@ -89,6 +100,7 @@ class GapSearch:
         """One step: searches the log of every blocked group as far as it is now."""
         for seeker in forget_gone(self._seekers, self._environment.groups):
             seeker.close()
+        forget_gone(self._regain_s, self._environment.groups)
         for topic, group in self._reserved():
             try:
                 if group.blocked:
@@ -128,6 +140,22 @@ class GapSearch:
         base = seeker.seek(group.health.conditions.gap or group.replica.state.base, self._task.stopping.is_set)
         if base is not None:
             self._cross(topic, group, base)
+        elif self._is_regained(topic, group):
+            _log.warning("log is there again", group=group.name, version=group.replica.state.version)
+            group.health.report(Event.REGAIN)
+            self._environment.reassign(topic)
+
+    def _is_regained(self, topic: str, group: Group) -> bool:
+        """Whether the log that an idle group has lost is there again, with all that was read of it."""
+        health, now_s = group.health, self._clock.monotonic_s()
+        if not health.holds(State.LOST) or not health.holds(State.UNNEEDED) or health.is_wrong:
+            return False
+        if now_s < self._regain_s.get(topic, 0.0):
+            return False
+        self._regain_s[topic] = now_s + REGAIN_INTERVAL_S
+        log = self._log.describe(topic)
+        same = log.topic_id == self._environment.topic_id(topic)
+        return same and follows_cursor(self._log, topic, log, self._environment.cursor(topic))
 
     def _cross(self, topic: str, group: Group, base: LogBase) -> None:
         """Continue behind a gap from its anchor, or take the files of a member that could."""

@@ -112,14 +112,33 @@ def holds_record(log: Log, topic: str, state: TopicState, offset: int, digest: b
     return offset >= state.begin and _digest_at(log, topic, state, offset) == digest
 
 
+def follows_cursor(log: Log, topic: str, state: TopicState, cursor: Cursor) -> bool:
+    """Whether a log holds what was read of it, up to a cursor, and what else the cursor needs: a start would follow it.
+
+    False where it does not hold the record at the cursor any more, which may have been trimmed.
+    """
+    if cursor.needs >= state.end or cursor.offset + 1 < state.begin:
+        return False
+    if cursor.offset < 0:
+        return True
+    prefix = LogPrefix(cursor, comparing=True)
+    record = _record_at(log, topic, state, cursor.offset) if prefix.comparable else None
+    return record is not None and prefix.judge(record, record_digest(record.value)) is Continuation.READ_BEFORE
+
+
 def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | None:
+    record = _record_at(log, topic, state, offset)
+    return None if record is None else record_digest(record.value)
+
+
+def _record_at(log: Log, topic: str, state: TopicState, offset: int) -> Record | None:
     # Without a read: at the end of a log it would wait for its whole time, in each step of a bisection.
-    if offset >= state.end:
+    if not state.begin <= offset < state.end:
         return None
     reader = log.reader({topic: offset})
     try:
         records = reader.poll(1, READ_TIMEOUT_S)
-        return record_digest(records[0].value) if records and records[0].offset == offset else None
+        return records[0] if records and records[0].offset == offset else None
     finally:
         reader.close()
 

@@ -85,6 +85,7 @@ class Event(StrEnum):
     RESUME = "resume"
     JOIN = "join"
     SKIP = "skip"
+    REGAIN = "regain"
     LEAVE = "leave"
 
 
@@ -152,10 +153,11 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.LOSE: State.LOST,
         **_stays(State.HELD, Event.RESUME, Event.JOIN, Event.SKIP),
     },
-    # The log of a copy that was not needed after all may still be lost: only an accepted gap ends that.
+    # The log of a copy that was not needed after all may still be lost: only an accepted gap ends that, or the log
+    # itself, which is back.
     State.LOST: {
         **_stays(State.LOST, Event.TRIM, Event.LOSE, Event.RESUME),
-        **_stays(State.HELD, Event.JOIN, Event.SKIP),
+        **_stays(State.HELD, Event.JOIN, Event.SKIP, Event.REGAIN),
     },
     State.MATCHED: {Event.TRUNCATE: State.TRUNCATED, Event.MATCH: State.MATCHED},
     State.TRUNCATED: {Event.TRUNCATE: State.TRUNCATED, Event.MATCH: State.MATCHED},

@@ -158,6 +158,14 @@ class LogConsumer:
         """Every record of the topic up to this offset survives a crash of this node."""
         return self._durable[topic].offset
 
+    def needed_end(self, topic: str) -> int:
+        """The end that the log must have at least: behind what is durable, and behind an accepted gap."""
+        return self._durable[topic].needs + 1
+
+    def cursor(self, topic: str) -> Cursor:
+        """The newest durable record."""
+        return self._durable[topic]
+
     def durable_version(self, topic: str) -> int:
         """Version of the record at the durable offset."""
         return self._durable[topic].version
@@ -165,10 +173,6 @@ class LogConsumer:
     def receipts(self, topic: str) -> bytes:
         """The receipts of the newest durable records, at most RECEIPTS_MAX."""
         return self._receipts[topic]
-
-    def needed_end(self, topic: str) -> int:
-        """The end that the log must have at least: behind what is durable, and behind an accepted gap."""
-        return self._durable[topic].needs + 1
 
     def position(self, topic: str) -> int:
         """Next offset to read: everything readable below it has been journaled and enqueued."""
@@ -253,10 +257,7 @@ class LogConsumer:
         return self._log.reader(starts, name=self.name, follow=True) if starts else None
 
     def _start_of(self, topic: str) -> int | None:
-        """The offset from which to read a group's log.
-
-        None when the log does not exist, or does not hold what the group needs.
-        """
+        """The offset from which to read a group's log; None if it does not exist, or lacks what the group needs."""
         try:
             log = self._identities.describe(topic)
         except TopicMissing:

@@ -11,9 +11,11 @@ import pytest
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.recovery.gap_search import REGAIN_INTERVAL_S
 from headrace.consumers.recovery.log_gap import (
     GapRefused,
     GapSeeker,
+    follows_cursor,
     gap_document,
     joins,
     last_common_offset,
@@ -22,12 +24,14 @@ from headrace.consumers.recovery.log_gap import (
     runs_of,
 )
 from headrace.consumers.replication.group_health import Event, State
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
 from tests.unit.recovery.test_steps import TOPIC, Recovery, append_records
 
 CHAIN = b"c" * 16
+DIGEST_4, DIGEST_5 = (record_digest(f"no message {number}".encode()) for number in (4, 5))
 
 
 @pytest.fixture
@@ -104,6 +108,53 @@ def test_a_gap_ends_within_the_log(log: MemoryLog, offset: int) -> None:
         new_gap(GroupState(), "t", log.describe(TOPIC), lambda: None, offset)
     for accepted in (2, 6):
         assert accepted == new_gap(GroupState(), "t", log.describe(TOPIC), lambda: None, accepted).resume_offset
+
+
+@pytest.mark.parametrize(
+    ("cursor", "follows"),
+    [
+        (Cursor(6, 5, DIGEST_5, 0), True),
+        (Cursor(6, 5, DIGEST_5), True),
+        (Cursor(0, -1, NO_CHAIN), False),
+        # Another record, the same one under another leader, one that is trimmed, and one beyond the end.
+        (Cursor(6, 5, DIGEST_4, 0), False),
+        (Cursor(6, 5, DIGEST_5, 1), False),
+        (Cursor(2, 1, record_digest(b"no message 1"), 0), False),
+        (Cursor(7, 6, DIGEST_5, 0), False),
+        # What a restart has of a record that nobody can compare, and a gap that the log does not reach.
+        (Cursor(6, 5, NO_CHAIN), False),
+        (Cursor(6, 5, DIGEST_5, 0, GapRecord(6, DIGEST_5, 0)), False),
+    ],
+)
+def test_a_log_is_there_again_with_what_was_read_of_it(log: MemoryLog, cursor: Cursor, *, follows: bool) -> None:
+    """By the content of the newest record and its epoch, and only where the log has all that is needed."""
+    append_records(log, 6)
+    log.trim(TOPIC, 2)
+    assert follows is follows_cursor(log, TOPIC, log.describe(TOPIC), cursor)
+
+
+def test_a_log_of_which_nothing_was_read_is_there_again_from_its_first_record(log: MemoryLog) -> None:
+    """Also an empty one."""
+    assert follows_cursor(log, TOPIC, log.describe(TOPIC), Cursor(0, -1, NO_CHAIN))
+
+
+def test_a_lost_log_that_is_there_again_is_followed(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by wrong data, nor by a group that is busy; and it is looked at now and then, not in each step."""
+    append_records(recovery.log, 1)
+    recovery.node.newest = Cursor(1, 0, record_digest(b"no message 0"), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery.node, "is_idle", lambda _topic: False)
+        recovery.gap_search.turn()
+        assert recovery.health.holds(State.LOST)
+    recovery.gap_search.turn()
+    assert (None, 1) == (recovery.health.state, recovery.node.reassigned)
+    recovery.health.report(Event.LOSE, "again")
+    recovery.gap_search.turn()
+    assert recovery.health.holds(State.LOST)
+    recovery.clock.now_s += REGAIN_INTERVAL_S
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    recovery.gap_search.turn()
+    assert recovery.health.holds(State.LOST)
 
 
 def test_wrong_data_joins_no_gap(recovery: Recovery) -> None:

@@ -22,6 +22,7 @@ from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State, Use
 from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
@@ -84,6 +85,7 @@ class FakeNode:
         self.asked: list[tuple[str, int]] = []
         self.full = self.busy = self.swapped = False
         self.answering, self.released, self.durable = False, True, -1
+        self.newest = Cursor(1, 0, b"a record that no log has")
         self.recorded: list[str] = []
         self.installed = 0
         self.reassigned = 0
@@ -113,6 +115,10 @@ class FakeNode:
     def durable_offset(self, _topic: str) -> int:
         """See RecoveryEnvironment."""
         return self.durable
+
+    def cursor(self, _topic: str) -> Cursor:
+        """See RecoveryEnvironment."""
+        return self.newest
 
     def is_released(self, _topic: str) -> bool:
         """See RecoveryEnvironment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from headrace.connectors.log.port import Log
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.node import Node
-from headrace.consumers.recovery import coordinator
+from headrace.consumers.recovery import coordinator, gap_search
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
 from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker
 from headrace.consumers.recovery.plan import Costs
 from headrace.consumers.recovery.progress import CopyObserver
+from headrace.consumers.replication.group_health import State
 from tests.unit.nodes import Nodes, corrupt, running_nodes
 from tests.waiting import eventually
 
@@ -321,6 +323,37 @@ def test_a_lost_log_is_never_followed_silently_and_continues_when_accepted(
     for name in three.names:
         three.holds_everything(name)
     assert len({node.groups[topic].applied.chain for node in three.running.values()}) == 1
+
+
+@pytest.mark.slow(10)
+def test_a_log_that_is_there_again_is_followed_by_itself(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a topic, or the disk of a broker, is restored: it has its old id, and all that was read of it.
+
+    All members report that they have lost it, and each of them has found it again. Not one that has lost its end.
+    """
+    monkeypatch.setattr(deadline, "GONE_AFTER_S", 1.0)
+    monkeypatch.setattr(gap_search, "REGAIN_INTERVAL_S", 0.2)
+    three.write()
+    seal_all(three)
+    topic = three.topics.forward("n2")
+    kept = three.log.topic(topic)
+    lost_end = len(kept.records) - 1
+    three.log.delete_topic(topic)
+    for node in three.running.values():
+        eventually(lambda node=node: "headrace accept-gap" in node.reason(topic), f"loss; {node.reason(topic)}")
+    # Without its last record it is not the log that they have read.
+    whole, end = list(kept.records), kept.end
+    kept.records, kept.end = kept.records[:lost_end], kept.records[lost_end].offset
+    three.log._topics[topic] = kept
+    time.sleep(1.5)
+    for node in three.running.values():
+        assert node.groups[topic].health.holds(State.LOST)
+    kept.records, kept.end = whole, end
+    for node in three.running.values():
+        eventually(lambda node=node: not node.reason(topic), f"the log again; {node.reason(topic)}")
+    three.write()
+    for name in three.names:
+        three.holds_everything(name)
 
 
 def test_a_gap_is_refused_where_nothing_is_lost(three: Nodes) -> None:
