@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from headrace._lifetime import ClientClosed
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.kafka_admin import REQUEST_TIMEOUT_S
 from headrace.connectors.log.port import ClientSettingsRefused, LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.routing import MembershipRouting, open_routing
@@ -18,6 +19,8 @@ from headrace.producers.cluster import Cluster
 from headrace.settings import Settings, SettingsInvalid
 
 CONNECT_TIMEOUT_S = 30.0
+FIRST_ANSWER_LEAST_S = 1.0
+"""A connection over TLS takes a part of it."""
 
 
 def open_cluster(
@@ -31,7 +34,9 @@ def open_cluster(
     topics = Topics(settings.cluster.name)
     # A failed connect would leave the threads and sockets of librdkafka behind in the caller's process.
     with contextlib.ExitStack() as undo, _librdkafka_refusals():
-        log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
+        # librdkafka waits 10 s for a broker that is not there.
+        first_answer_s = min(REQUEST_TIMEOUT_S, max(FIRST_ANSWER_LEAST_S, timeout_s))
+        log = KafkaLog(settings.cluster.bootstrap, settings.kafka, first_answer_s)
         undo.callback(log.close)
         routing = _wait_for_routing(log, topics, Deadline(timeout_s), on_wait)
         undo.callback(routing.close)
@@ -108,8 +113,9 @@ def _wait_for_routing(
             log, topics, deadline, lambda error: on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
         )
     except LogUnavailable as error:
+        silent = f"Kafka at {log.bootstrap} does not answer"
         raise LogUnavailable(
-            f"Kafka at {log.bootstrap} does not answer: {error.message}",
+            silent if error.message == silent else f"{silent}: {error.message}",
             action="check the address and the broker",
             retriable=True,
         ) from error

@@ -62,12 +62,14 @@ _log = structlog.get_logger(__name__)
 class KafkaLog:
     """All topics of one Kafka cluster. `settings` are librdkafka's, verbatim, and override ours."""
 
-    def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
-        """Raises ClientSettingsRefused."""
+    def __init__(
+        self, bootstrap: str, settings: Mapping[str, str] | None = None, first_answer_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        """`first_answer_s`: see KafkaAdmin. Raises ClientSettingsRefused."""
         check_client_settings(settings or {})
         self._base = client_settings(bootstrap)
         self._settings = dict(settings or {})
-        self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap)
+        self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap, first_answer_s)
         self._committers: dict[str, Consumer] = {}
         keep_after_fork(self)
         self._lock = threading.Lock()

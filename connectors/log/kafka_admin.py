@@ -33,7 +33,7 @@ class _Client:
     retired: bool = False
     leaders_cached_s: dict[str, float] = field(default_factory=dict)
 
-    def cache_leaders(self, topic: str) -> None:
+    def cache_leaders(self, topic: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Make the client cache the leaders of a topic, which it drops after 15 minutes. Raises
         KafkaException.
 
@@ -44,7 +44,7 @@ class _Client:
         now_s = time.monotonic()
         if now_s - self.leaders_cached_s.get(topic, -LEADERS_CACHED_S) < LEADERS_CACHED_S:
             return
-        found = self.handle.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+        found = self.handle.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
             raise KafkaException(found.error)
         for partition in found.partitions.values():
@@ -68,7 +68,9 @@ class KafkaAdmin:
     trusted only from a client that was created a moment ago.
     """
 
-    def __init__(self, settings: Mapping[str, Any], bootstrap: str) -> None:
+    def __init__(self, settings: Mapping[str, Any], bootstrap: str, first_answer_s: float = REQUEST_TIMEOUT_S) -> None:
+        """`first_answer_s`: how long the first request waits, for a caller with little time."""
+        self._timeout_s = first_answer_s
         self._settings = {"allow.auto.create.topics": False, **settings}
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
@@ -86,7 +88,8 @@ class KafkaAdmin:
             client, fresh = self._enter()
         try:
             if exists:
-                client.cache_leaders(topic)
+                client.cache_leaders(topic, self._timeout_s)
+                self._timeout_s = REQUEST_TIMEOUT_S
             return request(client.handle)
         except TimeoutError as error:
             self._retire(client)

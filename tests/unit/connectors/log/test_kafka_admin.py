@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.connectors.log import kafka_admin
-from headrace.connectors.log.kafka_admin import CLIENT_FRESH_S, LEADERS_CACHED_S, KafkaAdmin
+from headrace.connectors.log.kafka_admin import CLIENT_FRESH_S, LEADERS_CACHED_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.port import LogUnavailable, TopicMissing
 from tests.waiting import eventually
 
@@ -22,10 +22,11 @@ class Numbered(int):
     ended: list[int]
     looked_up: list[tuple[int, str]]
     leader: int
+    timeouts_s: list[float]
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         """One partition, with a leader as long as there is one."""
-        assert timeout > 0
+        self.timeouts_s.append(timeout)
         self.looked_up.append((int(self), topic))
         partition = SimpleNamespace(leader=self.leader, error=None)
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: partition})})
@@ -41,6 +42,7 @@ class Clients:
         self.made = 0
         self.ended: list[int] = []
         self.looked_up: list[tuple[int, str]] = []
+        self.timeouts_s: list[float] = []
         self.leader = 1
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
@@ -50,6 +52,7 @@ class Clients:
         self.made += 1
         client = Numbered(self.made)
         client.ended, client.looked_up, client.leader = self.ended, self.looked_up, self.leader
+        client.timeouts_s = self.timeouts_s
         return client
 
 
@@ -96,6 +99,24 @@ def test_a_failed_client_is_replaced_but_not_at_every_call(clients: Clients) -> 
     with pytest.raises(LogUnavailable):
         admin.call("t", failing(KafkaError._TRANSPORT, 1))
     assert admin.call("t", failing(KafkaError._TRANSPORT, 1)) == 2
+
+
+def test_who_has_little_time_waits_no_longer_for_the_first_answer(clients: Clients) -> None:
+    """Of a broker that is not there librdkafka finds that out after 10 s. Once it answered it has that time."""
+    admin = KafkaAdmin({}, "here", 2.0)
+    clients.leader = -1
+    for _ in range(2):
+        with pytest.raises(LogUnavailable):
+            admin.call("t", lambda client: client)
+    clients.leader = 1
+    clients.now_s += CLIENT_FRESH_S
+    with pytest.raises(LogUnavailable):
+        admin.call("t", lambda client: client)
+    for topic in ("t", "u"):
+        admin.call(topic, lambda client: client)
+    assert [2.0] * 4 + [REQUEST_TIMEOUT_S] == clients.timeouts_s
+    KafkaAdmin({}, "here").call("t", lambda client: client)
+    assert REQUEST_TIMEOUT_S == clients.timeouts_s[-1]
 
 
 def test_a_client_that_hangs_is_replaced_and_blocks_no_other_call(clients: Clients) -> None:
