@@ -84,8 +84,8 @@ class LocalCluster:
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
         self.joining: set[str] = set()
         """The nodes that wait to be added to the cluster, as `wait_ready` found them."""
-        self.started: list[str] = []
-        """What the last `start` has started so far, in that order; names of nodes, and KAFKA."""
+        self._started: Sequence[str] = ()
+        self._restarted: Sequence[str] = ()
         self._children: dict[int, Child] = {}
         self._extras: dict[str, Sequence[str]] = {}
         """The further arguments with which each node was started."""
@@ -130,13 +130,13 @@ class LocalCluster:
         known = len(self.file.nodes)
         self.file.nodes += [NodeProcess(f"n{number}", "") for number in range(known + 1, nodes + 1)]
 
-    def start(self, on_progress: Progress = _quiet) -> list[str]:
+    def start(self, on_progress: Progress = _quiet, restarted: Sequence[str] = ()) -> list[str]:
         """Start what does not run, the broker first, and wait until every node is ready.
 
-        Returns the names of what was started. A failure stops that, and leaves what ran before.
+        Returns the names of what was started. A failure stops that, and leaves what ran before; see `undo_start`.
         """
         started: list[str] = []
-        self.started = started
+        self._started, self._restarted = started, restarted
         try:
             create_directories(self.directory)
             if self._own_broker:
@@ -149,9 +149,16 @@ class LocalCluster:
             self.wait_ready(on_progress=on_progress)
         except BaseException:
             # Also for Ctrl-C: processes in sessions of their own do not get it, and nobody would stop them.
-            self.stop(started)
+            self.undo_start()
             raise
         return started
+
+    def undo_start(self, on_progress: Progress = _quiet) -> None:
+        """Stop what the last `start` has started so far, but not what it was given as restarted.
+
+        That ran before. If it only needs longer, it may be the copy that the others lack.
+        """
+        self.stop([name for name in self._started if name not in self._restarted], on_progress)
 
     def _start_broker(self, started: list[str], on_progress: Progress) -> None:
         running = self._running_broker()

@@ -58,16 +58,16 @@ def up(
         if restart:
             local.stop(restart, output.note)
         try:
-            _start(output, local, directory)
+            _start(output, local, directory, restart or ())
         except KeyboardInterrupt:
             # What was not shown to run must not run on.
-            local.stop(local.started, output.note)
+            local.undo_start(output.note)
             raise
 
 
-def _start(output: Output, local: LocalCluster, directory: Path) -> None:
+def _start(output: Output, local: LocalCluster, directory: Path, restarted: Sequence[str]) -> None:
     """Start it, and show it."""
-    started = local.start(output.note)
+    started = local.start(output.note, restarted)
     settings_file = _write_settings(output, local)
     document = {
         **asdict(local.file),
