@@ -153,9 +153,24 @@ class GapSearch:
         if now_s < self._regain_s.get(topic, 0.0):
             return False
         self._regain_s[topic] = now_s + REGAIN_INTERVAL_S
-        log = self._log.describe(topic)
-        same = log.topic_id == self._environment.topic_id(topic)
-        return same and follows_cursor(self._log, topic, log, self._environment.cursor(topic))
+        log, cursor = self._log.describe(topic), self._environment.cursor(topic)
+        if log.topic_id != self._environment.topic_id(topic) or cursor.needs >= log.end:
+            return False
+        # Where the log was trimmed meanwhile a member that has read on shows that this data is a part of its own.
+        trimmed = cursor.offset < log.begin
+        return self._is_prefix(topic, group) if trimmed else follows_cursor(self._log, topic, log, cursor)
+
+    def _is_prefix(self, topic: str, group: Group) -> bool:
+        """Whether another member has read what this group has read, and follows the log of it."""
+        state, environment = group.replica.state, self._environment
+        return any(
+            environment.chain_of(status.http, group.name, state.version) == state.chain
+            for status in environment.live(group)
+            if status.node != environment.node
+            and status.topic_id == environment.topic_id(topic)
+            and status.version > state.version
+            and not status.log_lost
+        )
 
     def _cross(self, topic: str, group: Group, base: LogBase) -> None:
         """Continue behind a gap from its anchor, or take the files of a member that could."""

@@ -58,6 +58,8 @@ class SimBroker:
         self.topics: dict[str, SimTopic] = {}
         self.truths: dict[str, Truth] = {}
         self.hidden_until_ms = 0
+        # By topic: until when it is gone, to come back as it was.
+        self.away_until_ms: dict[str, int] = {}
         # By topic: an offset that cannot be read, and until when.
         self.undeliverable: dict[str, tuple[int, int]] = {}
         self.clock_error_ms = 0
@@ -98,7 +100,9 @@ class SimBroker:
             lost = found.records[-records:]
             del found.records[-records:]
             found.end = lost[0].offset
-            self.ends.append((self.world.now_ms, topic, found.end))
+            # Offsets without a record may be left at the end, which nobody needs to have.
+            newest = found.records[-1].offset + 1 if found.records else found.begin
+            self.ends.append((self.world.now_ms, topic, newest))
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
@@ -146,7 +150,7 @@ class SimBroker:
         self, topic: str, value: bytes, key: bytes | None, headers: Headers, on_delivery: OnDelivery | None
     ) -> None:
         """Append a record now."""
-        found = self.topics.get(topic)
+        found = None if self.is_away(topic) else self.topics.get(topic)
         if found is None or found.settings.get(SIZE_SETTING) == CLOSED_BYTES:
             refusal = RecordTooLarge(f"topic {topic} is closed") if found else TopicMissing(f"no topic {topic}")
             if on_delivery is not None:
@@ -175,9 +179,13 @@ class SimBroker:
                     break
         return least or 0
 
+    def is_away(self, topic: str) -> bool:
+        """Whether a topic is gone for a while."""
+        return self.world.now_ms < self.away_until_ms.get(topic, 0)
+
     def found(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, also right after the start of a broker."""
-        if topic not in self.topics or self.world.now_ms < self.hidden_until_ms:
+        if topic not in self.topics or self.world.now_ms < self.hidden_until_ms or self.is_away(topic):
             raise TopicMissing(f"topic {topic} does not exist")
         return self.topics[topic]
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.admin_client import most_advanced, unaware_of_loss
+from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.connectors.log.port import TopicState
 from headrace.consumers.recovery.log_gap import GapRefused
 from headrace.consumers.replication.group_health import State
@@ -57,6 +58,7 @@ COMMON = (
 """Faults after which everything must heal by itself."""
 CLOCKS = ("clock step",)
 LOST_LOGS = ("truncate", "recreate")
+RESTORED = "away"
 ACCEPTED = "accept gap"
 """With it among the names, an operator accepts what a log has lost, and everything must heal behind the gap."""
 STOPS = ("too new",)
@@ -279,6 +281,10 @@ class Faults:
         self.can_converge = ACCEPTED in self.names
         self._lose()
         self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
+
+    def _away(self, _fault: str, _node: ClusterNode, heal_ms: float) -> None:
+        """The log is gone for longer than the start of a broker takes, and is restored as it was, with its id."""
+        self._simulation.broker.away_until_ms[TOPIC] = self._world.now_ms + int(1_000 * GONE_AFTER_S + heal_ms)
 
     def _recreate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         self.can_converge = ACCEPTED in self.names

@@ -17,7 +17,7 @@ SERVES_WITHIN_MS = 2 * OFFLINE_MS
 COPIES_IN_A_ROW = 3
 LED_WITHIN_MS = 3 * OFFLINE_MS
 LOOK_MS = 250
-EVERYBODY = ("no topics", "undeliverable", "clock step", "truncate", "recreate", "too new", "retention")
+EVERYBODY = ("no topics", "undeliverable", "clock step", "truncate", "recreate", "away", "too new", "retention")
 """Faults that no member is spared from."""
 
 

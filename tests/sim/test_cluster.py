@@ -17,7 +17,7 @@ from headrace.consumers.replication.group_actions import GroupActions
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.store.store_view import StoreView
-from tests.sim.faults import ACCEPTED, CLOCKS, COMMON, LOST_LOGS, STOPS
+from tests.sim.faults import ACCEPTED, CLOCKS, COMMON, LOST_LOGS, RESTORED, STOPS
 from tests.sim.model_store import ModelStore
 from tests.sim.parts import ProgrammingError, SimFiles
 from tests.sim.real_store import RealFiles
@@ -116,6 +116,25 @@ def test_an_accepted_gap_is_continued() -> None:
 def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
     """It is cut or made again, also before an accepted gap was read; each of these seeds has shown another defect."""
     run_seeds((0, 13, 42, 46, 98, 185, 332, 618, 935, 1185, 1200, 1236, 1571), LOST_AGAIN)
+
+
+@pytest.mark.timeout(600)
+def test_a_log_that_is_restored_is_followed_again() -> None:
+    """Every member reports it as lost, and none of them needs a restart or an operator once it is there again.
+
+    In the second half of the schedules it is cut or made again as well.
+    """
+    run_seeds(range(16), (RESTORED, *COMMON))
+    run_seeds(range(16), (RESTORED, RESTORED, *LOST_AGAIN))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_many_logs_that_are_restored() -> None:
+    """The soak test of the same, also over real stores."""
+    run_seeds(range(16, 600), (RESTORED, *COMMON))
+    run_seeds(range(16, 600), (RESTORED, RESTORED, *LOST_AGAIN))
+    run_real_seeds(range(200), (RESTORED, *LOST_AGAIN))
 
 
 @pytest.mark.soak
