@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, fsync_directory
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
@@ -28,6 +28,7 @@ from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.consumers.replication.row_selection import RowSelection
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Status
 
 STALL_TIMEOUT_S = 30.0
 LISTEN_S = 1.5
@@ -41,6 +42,18 @@ class NodeRunning(HeadraceError):
 
 class DirectoryNotEmpty(HeadraceError):
     """A data directory that is not empty, without permission to replace it."""
+
+
+class LogIncomplete(HeadraceError):
+    """A log that has not all records of its group: a store that is built from it would lack rows."""
+
+    def __init__(self, group: str, why: str, first: str = "") -> None:
+        """`first`: what else must be done before a node can recover."""
+        super().__init__(
+            f"group {group}: {why}",
+            action=f"nothing was replaced; {first}start the node instead: it recovers from the files of another member. "
+            "A query reads rows that are in files alone",
+        )
 
 
 class ReplayStalled(HeadraceError):
@@ -64,8 +77,8 @@ def replay(
 ) -> ReplayResult:
     """Rebuild a store; `on_progress(done, total)` counts offsets of all logs together.
 
-    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, ReplayStalled, LoadedFilesMissing and what a
-    starting node raises.
+    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, LogIncomplete, ReplayStalled, LoadedFilesMissing
+    and what a starting node raises.
     """
     directory = settings.node.data_directory
     settings = as_created(settings, log)
@@ -84,37 +97,52 @@ def replay(
 def as_created(settings: ServerSettings, log: Log | None, *, may_run: bool = False) -> ServerSettings:
     """The settings with nodes, replication and slots of the cluster's creation.
 
-    Raises UnknownNode, and NodeRunning unless the node `may_run`.
+    Raises UnknownNode, LogIncomplete, and NodeRunning unless the node `may_run`.
     """
     kafka = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
     topics = Topics(settings.cluster.name)
     try:
         table = read_slot_table(kafka, topics)
         # A node that is not in the table would be rebuilt as one that holds nothing.
-        table.groups_of(settings.node.id)
-        running = not may_run and _is_running(kafka, topics, settings.node.id)
+        groups = table.groups_of(settings.node.id)
+        with closing(StatusReader(kafka, topics.status)) as reader:
+            _listen(reader)
+        # Statuses that arrive now, and not young ones: the broker's clock may be wrong.
+        if settings.node.id in reader.senders and not may_run:
+            raise NodeRunning(
+                f"node {settings.node.id} of cluster {settings.cluster.name} is running", action="stop it first"
+            )
+        for group in groups:
+            _check_whole(kafka.describe(topics.forward(group, table.birth(group))), group, reader.detector.online())
     finally:
         if log is None:
             kafka.close()
-    if running:
-        raise NodeRunning(
-            f"node {settings.node.id} of cluster {settings.cluster.name} is running", action="stop it first"
-        )
     born = with_node(settings, nodes=table.nodes, replication=table.replication)
     return born.model_copy(update={"cluster": settings.cluster.model_copy(update={"slots": table.slots})})
 
 
-def _is_running(kafka: Log, topics: Topics, node: str) -> bool:
-    reader = StatusReader(kafka, topics.status)
-    try:
-        # Three heartbeat intervals: a directory lock would show a running node on this machine only.
-        deadline = Deadline(LISTEN_S)
-        while not deadline.passed():
-            reader.follow(deadline.left_s())
-        # Statuses that arrive now, and not young ones: the broker's clock may be wrong.
-        return node in reader.senders
-    finally:
-        reader.close()
+def _listen(reader: StatusReader) -> None:
+    # Three heartbeat intervals: a directory lock would show a running node on this machine only.
+    deadline = Deadline(LISTEN_S)
+    while not deadline.passed():
+        reader.follow(deadline.left_s())
+
+
+def _check_whole(log: TopicState, group: str, online: Sequence[Status]) -> None:
+    """Raises LogIncomplete where a log shows without a read that it has not all records of its group."""
+    if log.begin > 0:
+        raise LogIncomplete(group, f"the log was trimmed: it begins at offset {log.begin}")
+    for each in (status for status in online if status.group == group):
+        if each.log_lost:
+            why = f"node {each.node} reports that the log is lost: {each.reason}"
+            raise LogIncomplete(group, why, first="restore the log or accept the gap, then ")
+        # Each record has an offset of its own. A member that counts more of them continues behind an accepted gap.
+        if each.topic_id == log.topic_id and each.version > each.offset + 1:
+            raise LogIncomplete(
+                group,
+                f"the log has an accepted gap: node {each.node} holds {each.version} records, and the log had at most "
+                f"{each.offset + 1} of them",
+            )
 
 
 def with_node(settings: ServerSettings, **changed: object) -> ServerSettings:
@@ -212,17 +240,19 @@ def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int],
 def _check_faults(node: Node) -> None:
     """Raise HeadraceError for a group that cannot be rebuilt from its log."""
     for group in node.groups.values():
+        if (gap := group.health.conditions.gap) is not None:
+            raise LogIncomplete(
+                group.name,
+                f"the log has an accepted gap: offset {gap.offset} follows version {gap.version}, and the records before "
+                "it are not in the log",
+            )
         if group.health.holds(State.STOPPED):
             raise HeadraceError(
                 f"group {group.name}: {group.health.cause(Aspect.RECORDS)}",
                 action="repair the log, then replay again; nothing was replaced",
             )
         if group.health.holds(State.TRIMMED):
-            raise HeadraceError(
-                f"group {group.name}: {group.health.cause(Aspect.LOG)}: the log was trimmed",
-                action="nothing was replaced; start the node, which recovers from the files of another member. A query "
-                "reads rows that are in files alone",
-            )
+            raise LogIncomplete(group.name, f"{group.health.cause(Aspect.LOG)}: the log was trimmed")
 
 
 def _swap(directory: Path, partial: Path) -> None:

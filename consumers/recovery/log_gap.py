@@ -3,8 +3,9 @@
 Nothing is followed silently: a group whose log was truncated, recreated, or trimmed beyond every member
 stops, keeps its data and reports the choices. `headrace accept-gap` appends one `Gap` record, made by the
 member that has most: its newest record, the anchor, is followed by the record at an offset. Members with
-exactly the anchor's version and chain continue there; every other one, an empty one too, takes files of
-those. The first Gap for a place counts, later ones are ignored.
+exactly the anchor's version and chain continue there, and so does a replica that has read exactly these
+records from the log itself. Every other one, an empty one too, takes files of those. The first Gap for a place
+counts, later ones are ignored.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -26,8 +27,8 @@ from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group_actions import GroupActions
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
-from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
-from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase, LogHasGap
+from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL, record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.row_selection import RowSelection
@@ -303,13 +304,31 @@ class Group:
             self._queue_bytes -= len(entry.value)
             return entry
 
-    def _apply(self, entry: JournalEntry) -> None:
+    def _take(self, entry: JournalEntry) -> list[Action]:
+        """The actions of an entry. Raises LogHasGap where records before an accepted gap are not here."""
         try:
-            actions = self.replica.apply(entry.offset, entry.value, entry.headers)
+            return self.replica.apply(entry.offset, entry.value, entry.headers)
         except LogHasGap as error:
-            # Damage, and not only a fault: the next turn of recovery takes another member's files.
-            self.health.damage(error.message, gap=error.base)
-            raise
+            if not self._has_all_before(error.base):
+                # Damage, and not only a fault: the next turn of recovery takes another member's files.
+                self.health.damage(error.message, gap=error.base)
+                raise
+            place = GapRecord(entry.offset, record_digest(entry.value))
+            self.replica.state.base = replace(error.base, record=place)
+        return self.replica.apply(entry.offset, entry.value, entry.headers)
+
+    def _has_all_before(self, base: LogBase) -> bool:
+        """Whether the log had all records before an accepted gap: what was read there is the anchor's data."""
+        history, behind = self.history(), self.version - base.version
+        if not 0 <= behind < len(history):
+            return False
+        newest = len(history) - 1 - behind
+        # Records that the log had there besides would have the versions of those behind the gap.
+        continues = all(offset >= base.offset for offset, _ in history[newest + 1 : newest + 2])
+        return history[newest][0] < base.offset and history[newest][1] == base.chain and continues
+
+    def _apply(self, entry: JournalEntry) -> None:
+        actions = self._take(entry)
         state = self.replica.state
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         # Before the actions: a cut hides rows at once, and a query that lacks them must find here that slots have moved.

@@ -13,6 +13,7 @@ from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import (
@@ -25,7 +26,7 @@ from headrace.consumers.replication.store_jobs import (
 )
 from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
-from headrace.schemas.messages import NO_CHAIN
+from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
 from tests.unit.store.builders import CPU, DATABASE, Row, seal, write
 from tests.unit.store.foreign import foreign_files, load_of
 from tests.waiting import eventually
@@ -408,3 +409,28 @@ def test_a_restart_behind_a_gap_knows_where_the_gap_is(group: Group) -> None:
     assert (9, GapRecord(45, b"gap")) == (state.version, state.base.record)
     group.join_gap(LogBase("a third", 2, 1, record=GapRecord(3, b"gap")))
     assert "another" == state.base.topic_id, "a group that has more keeps its base"
+
+
+@pytest.mark.parametrize(
+    ("resume", "version", "chain", "continues"),
+    [(3, 3, True, True), (3, 3, False, False), (2, 3, True, False), (4, 3, True, True), (3, 2, True, False)],
+)
+def test_a_group_continues_behind_a_gap_if_its_log_had_all_before(
+    group: Group, resume: int, version: int, chain: bool, continues: bool
+) -> None:
+    """What it read below the place of the gap is the data of the gap's anchor; else it lacks records."""
+    for newest in range(1, 4):
+        group.enqueue([JournalEntry("n1", newest, newest - 1, 0, (), b"x")])
+        group.turn()
+    anchor = Anchor(9, version, group.chain_at(version) or NO_CHAIN if chain else b"c" * 16)
+    value = encode_message(Message(ProducerPosition("n2/gap", 1, 0), Gap("t", resume, anchor)))
+    group.enqueue([JournalEntry("n1", 4, 4, 0, (), value)])
+    group.turn()
+    assert (continues, not continues) == (group.version == 4, group.health.holds(State.DAMAGED))
+    if continues:
+        assert (resume, GapRecord(4, record_digest(value))) == (
+            group.replica.state.base.offset,
+            group.replica.state.base.record,
+        )
+    else:
+        assert LogBase() == group.replica.state.base
