@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, fsync_directory
 from headrace.connectors.log.kafka import KafkaLog
@@ -24,9 +26,12 @@ from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.replay_files import ReplayFiles
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.unfinished_directory import has_no_space, unfinished_directory
+from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.consumers.replication.row_selection import RowSelection
+from headrace.consumers.store import StoreFull
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -34,6 +39,8 @@ STALL_TIMEOUT_S = 30.0
 LISTEN_S = 1.5
 PARTIAL_SUFFIX = ".replay"
 REPLACED_SUFFIX = ".replaced"
+LOOK_S = 0.2
+_log = structlog.get_logger(__name__)
 
 
 class NodeRunning(HeadraceError):
@@ -77,16 +84,15 @@ def replay(
 ) -> ReplayResult:
     """Rebuild a store; `on_progress(done, total)` counts offsets of all logs together.
 
-    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, LogIncomplete, ReplayStalled, LoadedFilesMissing
-    and what a starting node raises.
+    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, LogIncomplete, DiskFull, ReplayStalled,
+    LoadedFilesMissing and what a starting node raises.
     """
     directory = settings.node.data_directory
     settings = as_created(settings, log)
     lock = _claim(directory, settings, may_replace)
     try:
-        partial = directory.with_name(directory.name + PARTIAL_SUFFIX)
-        shutil.rmtree(partial, ignore_errors=True)
-        result = _build(with_node(settings, data_dir=str(partial)), on_progress, log)
+        with unfinished_directory(directory.with_name(directory.name + PARTIAL_SUFFIX)) as partial:
+            result = _build(with_node(settings, data_dir=str(partial)), on_progress, log)
     finally:
         if lock is not None:
             lock.release()
@@ -192,20 +198,38 @@ def replayed_node(
 ) -> Iterator[tuple[Node, int]]:
     """(a node that has applied its logs to their ends, files that came from other members); stopped at the end."""
     node = Node(settings, log, selection)
-    node.start(lambda _line: None, observer=True)
-    files: ReplayFiles | None = None
-    try:
+    with _stopped_at_end(node):
+        node.start(lambda _line: None, observer=True)
         files = ReplayFiles(node.name, node.log, node.topics, node.groups, node.metadata.state, node.limits)
-        _await_end(node, files, on_progress)
-        # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
-        # the figures.
-        for group in list(node.groups.values()):
-            group.store_jobs.drain()
-        yield node, files.fetched
-    finally:
-        if files is not None:
-            files.close()
-        node.stop()
+        with closing(files):
+            _await_end(node, files, on_progress)
+            # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
+            # the figures.
+            for group in list(node.groups.values()):
+                _drain(node, group)
+            yield node, files.fetched
+
+
+@contextmanager
+def _stopped_at_end(node: Node) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        # What ends a replay, such as a full disk, often fails the end of its node too: the first error is the cause.
+        try:
+            node.stop()
+        except Exception as error:
+            _log.info("node not stopped in order", error=repr(error))
+        raise
+    node.stop()
+
+
+def _drain(node: Node, group: Group) -> None:
+    """Wait for the jobs of a group. Raises StoreFull for one that waits for space."""
+    while not group.store_jobs.wait_done(group.version, LOOK_S):
+        _check_disk(node)
+        _check_faults(node)
+    group.store_jobs.drain()
 
 
 def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int], None]) -> None:
@@ -218,6 +242,7 @@ def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int],
         done = sum(max(0, group.applied.offset + 1) for group in node.groups.values())
         total = sum(node.end(topic) for topic in node.groups)
         on_progress(min(done, total), total)
+        _check_disk(node)
         _check_faults(node)
         # Before the look at the files: the last record may load one.
         caught_up = all(node.readiness.caught_up(topic) for topic in node.groups)
@@ -235,6 +260,14 @@ def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int],
                 action="check the broker; an open transaction of another producer also holds the end of a log back",
             )
         time.sleep(0.05)
+
+
+def _check_disk(node: Node) -> None:
+    """Raise StoreFull for a node that waits for space: a running one continues when somebody has freed some."""
+    causes = [cause for group in node.groups.values() for cause in group.health.conditions.causes.values()]
+    for cause in (node.log_consumer.journal_fault, *causes):
+        if has_no_space(cause):
+            raise StoreFull(cause)
 
 
 def _check_faults(node: Node) -> None:

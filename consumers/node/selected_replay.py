@@ -31,6 +31,7 @@ from headrace.consumers.node.offline_replay import (
     with_node,
 )
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.unfinished_directory import unfinished_directory
 from headrace.consumers.replication.row_selection import RowSelection
 from headrace.consumers.store import Store, TableUnknown
 from headrace.consumers.store.segment_files import path_component
@@ -59,21 +60,18 @@ def replay_selection(
     _check_table(settings, selection, log)
     settings = as_created(settings, log, may_run=True)
     partial, files = (directory.with_name(directory.name + suffix) for suffix in (PARTIAL_SUFFIX, FILES_SUFFIX))
-    for each in (partial, files):
-        shutil.rmtree(each, ignore_errors=True)
-    try:
-        with replayed_node(with_node(settings, data_dir=str(partial)), on_progress, log, selection) as (node, fetched):
-            written = [_write_group(node, store, files, selection) for store in _stores(node)]
-            result = ReplayResult(
-                records=sum(group.version for group in node.groups.values()),
-                rows=sum(rows for rows, _ in written),
-                segments=sum(count for _, count in written),
-                bytes=node.log_consumer.bytes_consumed,
-                seconds=time.monotonic() - started,
-                loaded_files=fetched,
-            )
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    rebuilt = replayed_node(with_node(settings, data_dir=str(partial)), on_progress, log, selection)
+    with unfinished_directory(partial), unfinished_directory(files), rebuilt as (node, fetched):
+        written = [_write_group(node, store, files, selection) for store in _stores(node)]
+        result = ReplayResult(
+            records=sum(group.version for group in node.groups.values()),
+            rows=sum(rows for rows, _ in written),
+            segments=sum(count for _, count in written),
+            bytes=node.log_consumer.bytes_consumed,
+            seconds=time.monotonic() - started,
+            loaded_files=fetched,
+        )
+    shutil.rmtree(partial, ignore_errors=True)
     create_directories(files)
     if directory.exists():
         directory.rmdir()

@@ -184,10 +184,7 @@ class Index:
         Checkpoint(self._database).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Releases the directory; a second call does nothing.
-
-        Every commit was synced, so nothing is flushed.
-        """
+        """Releases the directory; a second call does nothing. Every commit was synced before."""
         if self._families:
             self._close_handles()
 
@@ -295,16 +292,18 @@ class Index:
 
     def _close_handles(self) -> None:
         """Closes all handles and the database."""
-        # rocksdict keeps the database and its lock while any handle exists. After a failed write RocksDB
-        # closes and raises all the same; nothing is lost, since every commit that succeeded was synced.
+        # rocksdict keeps the database and its lock while any handle exists. RocksDB flushes as it closes, which a full
+        # disk refuses, and it closes all the same. Nothing is lost, since every commit that succeeded was synced.
         self._handles.clear()
         families, self._families = list(self._families.values()), {}
+        fault: StoreError | None = None
         for each in (*families, self._database):
             try:
                 each.close()
-            except Exception:
-                if not self._failed:
-                    raise
+            except Exception as error:
+                fault = fault or _store_error(error, self.directory)
+        if fault is not None and not (self._failed or isinstance(fault, StoreFull)):
+            raise fault
 
 
 class RunsCache:

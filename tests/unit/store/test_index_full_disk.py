@@ -77,3 +77,16 @@ def test_a_reader_reopens_the_index_too(small_disk: Path) -> None:
     index.commit(change(6))
     assert index.load().frontier == 6
     index.close()
+
+
+def test_an_index_closes_on_a_full_disk(small_disk: Path) -> None:
+    """RocksDB flushes at its end, which the disk refuses: every commit is there all the same, and the lock is free."""
+    index = Index(small_disk / "index", StoreSettings())
+    for number in range(1, 6):
+        index.commit(change(number))
+    filler = fill(small_disk)
+    index.close()
+    filler.unlink()
+    reopened = Index(small_disk / "index", StoreSettings())
+    assert reopened.load().frontier == 5
+    reopened.close()
