@@ -41,15 +41,28 @@ def read_membership(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
     try:
         state = _replayed(log, topics.membership, timeout_s)
     except TopicMissing:
-        raise no_cluster(topics.cluster) from None
+        raise _absent(log, topics, "does not exist any more") from None
     if state.table is None:
-        raise no_cluster(topics.cluster)
+        raise _absent(log, topics, "has no record that creates a cluster")
     return state.table, state
 
 
 def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
     """The newest slot table. Raises as `read_membership`."""
     return read_membership(log, topics, timeout_s)[0]
+
+
+def _absent(log: Log, topics: Topics, why: str) -> HeadraceError:
+    """The error for a membership log without a cluster: there is none of that name, or its log is lost."""
+    try:
+        statuses = log.describe(topics.status).end
+    except TopicMissing:
+        statuses = 0
+    if not statuses:
+        return no_cluster(topics.cluster)
+    # Nodes send statuses only once a record has created their cluster. The advice for no cluster would create another
+    # one over the same data.
+    return MembershipLogLost.of(topics.membership, f"{why}, and topic {topics.status} has statuses of its nodes")
 
 
 def no_cluster(name: str) -> NoCluster:

@@ -9,7 +9,7 @@ import pytest
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import join_cluster, read_slot_table
+from headrace.consumers.membership.bootstrap import NoCluster, join_cluster, read_slot_table
 from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.membership.requests import SettingsDiffer
 from headrace.consumers.membership.ring import ClusterInvalid
@@ -73,3 +73,27 @@ def test_a_membership_log_without_its_beginning_is_no_missing_cluster(log: Memor
             start()
         assert "restore" in raised.value.action
     assert end == log.describe(TOPICS.membership).end
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_membership_log_that_is_gone_is_no_missing_cluster(log: MemoryLog, made_again: bool) -> None:
+    """Its nodes have sent statuses. Whoever starts a node for want of a cluster makes another one over the same data."""
+    log.store(TOPICS.status, b"status", b"n1/n1", ())
+    log.delete_topic(TOPICS.membership)
+    why = "does not exist any more"
+    if made_again:
+        log.create_topic(TOPICS.membership, {})
+        why = "has no record that creates a cluster"
+    with pytest.raises(MembershipLogLost, match=f"topic c.membership {why}, and topic c.status has") as raised:
+        read_slot_table(log, TOPICS)
+    assert "restore all its records in their order" in raised.value.action
+
+
+@pytest.mark.parametrize("topics_made", [False, True])
+def test_a_name_without_a_cluster_is_named(topics_made: bool) -> None:
+    """Also while its first node has made the topics and not yet created it."""
+    log = MemoryLog()
+    for topic in (TOPICS.membership, TOPICS.status) if topics_made else ():
+        log.create_topic(topic, {})
+    with pytest.raises(NoCluster, match="no cluster 'c' on this Kafka"):
+        read_slot_table(log, TOPICS)
