@@ -13,13 +13,14 @@ from headrace.connectors.http import NodeRefused
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.node_client import NodeClient
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.records import Status, decode_status
 
 LISTEN_S = 1.5
+FOLLOW_S = 0.2
 
 
 class LiveMembers(Protocol):
@@ -60,9 +61,13 @@ class LogView:
         self._slot_table = slot_table
         self._reader = StatusReader(log, topics.status)
         # Nodes send heartbeats every 500 ms: long enough for one of every live node, also on a busy machine.
-        deadline = Deadline(LISTEN_S)
-        while not deadline.passed():
-            self._reader.follow(deadline.left_s())
+        shortest, longest = Deadline(LISTEN_S), Deadline(OFFLINE_MS / 1_000)
+        while not shortest.passed() or (self._awaited() and not longest.passed()):
+            self._reader.follow(min(FOLLOW_S, longest.left_s()))
+
+    def _awaited(self) -> bool:
+        """Whether a node counts as online by what it sent before this view, and has sent nothing since."""
+        return any(each.node not in self._reader.senders for each in self.statuses.online())
 
     @property
     def statuses(self) -> FailureDetector:
@@ -84,7 +89,9 @@ class LogView:
 
     def live(self, group: str) -> list[Status]:
         """See LiveMembers."""
-        return self._reader.detector.live(group, self.members(group))
+        # The time of statuses passes with them alone: where no node runs, the last ones would be of now for ever.
+        live = self._reader.detector.live(group, self.members(group))
+        return [each for each in live if each.node in self._reader.senders]
 
     def follow(self, timeout_s: float) -> None:
         """See LiveMembers."""

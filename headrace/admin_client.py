@@ -143,6 +143,10 @@ class AdminClient:
         Raises GapUnacceptable, GapUnconfirmed.
         """
         members, live = self._view.members(group), self._live(group)
+        if not live:
+            raise GapUnacceptable(
+                f"no member of group {group} is up: {', '.join(sorted(members))} are offline", action="start them"
+            )
         missing = sorted(set(members) - {each.node for each in live})
         if len(missing) > missing_max:
             raise GapUnacceptable(

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
 
-from headrace.admin_client import most_advanced, unaware_of_loss
+from headrace import _member_views
+from headrace._member_views import LogView
+from headrace.admin_client import AdminClient, GapUnacceptable, most_advanced, unaware_of_loss
+from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicState
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster, read_slot_table
 from headrace.consumers.replication.election import FENCED
+from headrace.schemas.records import Create, Status, encode_status
 from tests.unit.statuses import STATUS
 
+TOPICS = Topics("c")
+MEMBERS = ("n1", "n2", "n3")
 LOG = TopicState("t", 0, 40)
 BEST = replace(STATUS, node="n1", http="http://n1", log_lost=True, eligible=False, version=20)
 OTHER = replace(BEST, node="n2", log_lost=False, version=30, durable_offset=35, reason="")
@@ -33,3 +45,48 @@ def test_a_member_that_cannot_have_noticed_the_loss_may_hold_more(changed: dict[
     assert [unaware] == unaware_of_loss([BEST, unaware], BEST, LOG)
     assert [] == unaware_of_loss([BEST, replace(unaware, version=20)], BEST, LOG)
     assert [] == unaware_of_loss([replace(BEST, log_lost=False), unaware], replace(BEST, log_lost=False), LOG)
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """The log of a cluster whose nodes were in sync when they ended, right now."""
+    monkeypatch.setattr(_member_views, "LISTEN_S", 0.1)
+    monkeypatch.setattr(_member_views, "OFFLINE_MS", 300)
+    log = MemoryLog(clock_ms=lambda: time.time_ns() // 1_000_000)
+    join_cluster(log, TOPICS, Create(MEMBERS, 3, 60), node="n1")
+    for node in MEMBERS:
+        send(log, replace(STATUS, node=node, group="n1", http=f"http://{node}", eligible=True))
+    return log
+
+
+def send(log: MemoryLog, status: Status) -> None:
+    """Append a status as its node would."""
+    log.store(TOPICS.status, encode_status(status), f"{status.group}/{status.node}".encode(), ())
+
+
+@contextmanager
+def admin_client(log: MemoryLog) -> Iterator[tuple[AdminClient, LogView]]:
+    """The client of a command, and its view."""
+    with closing(LogView(log, TOPICS, read_slot_table(log, TOPICS))) as view:
+        yield AdminClient(view), view
+
+
+def test_statuses_of_members_that_have_ended_are_no_members(stopped: MemoryLog) -> None:
+    """No status has arrived since, so their time stands where it was: they count as offline, and are named."""
+    with admin_client(stopped) as (admin, view):
+        assert len(view.statuses.online()) == 3
+        with pytest.raises(GapUnacceptable, match="no member of group n1 is up: n1, n2, n3 are offline") as raised:
+            admin.accept_gap("n1", None, 3, 1.0)
+        assert "start them" == raised.value.action
+
+
+def test_a_member_that_sends_late_is_waited_for(stopped: MemoryLog) -> None:
+    """A busy machine delays heartbeats: who was online has as long as any node before it counts as offline."""
+    late = replace(STATUS, node="n2", group="n1", http="http://n2", log_lost=True, eligible=False)
+    timer = threading.Timer(0.2, send, (stopped, late))
+    timer.start()
+    with admin_client(stopped) as (admin, view):
+        assert ["n2"] == [each.node for each in view.live("n1")]
+        with pytest.raises(GapUnacceptable, match="n1, n3 of group n1 may hold more"):
+            admin.accept_gap("n1", None, 0, 1.0)
+    timer.join()
