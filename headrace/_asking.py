@@ -32,10 +32,10 @@ class NoNode(HeadraceError):
     """No node of the cluster answers."""
 
     @classmethod
-    def of(cls, cluster: str) -> NoNode:
-        """The error of a client that knows no live node of a cluster."""
+    def of(cls, cluster: str, unread: str = "") -> NoNode:
+        """The error of a client that knows no live node of a cluster. `unread`: whose statuses it cannot read."""
         return cls(
-            f"no live node of cluster {cluster!r} is known",
+            f"no live node of cluster {cluster!r} is known{unread and f'; {unread}'}",
             action="start its nodes, or give the URL of a node",
             retriable=True,
         )
@@ -82,7 +82,7 @@ def ask(nodes: NodeDirectory, question: Question, node: str | None, cluster: str
                 nodes.note_answer(url)
             return answer
         if finding.passed():
-            raise failure or NoNode.of(cluster)
+            raise failure or NoNode.of(cluster, nodes.unread_fault())
         time.sleep(min(RETRY_S, finding.left_s()))
 
 

@@ -16,7 +16,7 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.node_client import NodeClient
-from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.framing import FrameInvalid, SchemaUnknown
 from headrace.schemas.records import Status, decode_status
 
 LISTEN_S = 1.5
@@ -41,6 +41,10 @@ class LiveMembers(Protocol):
 
     def live(self, group: str) -> list[Status]:
         """The newest statuses of its members that are alive."""
+        ...
+
+    def unread_fault(self) -> str:
+        """Which nodes send statuses that this build cannot read, empty when none does."""
         ...
 
     def follow(self, timeout_s: float) -> None:
@@ -93,6 +97,10 @@ class LogView:
         live = self._reader.detector.live(group, self.members(group))
         return [each for each in live if each.node in self._reader.senders]
 
+    def unread_fault(self) -> str:
+        """See LiveMembers."""
+        return self._reader.detector.unread_fault("this client")
+
     def follow(self, timeout_s: float) -> None:
         """See LiveMembers."""
         self._reader.follow(timeout_s)
@@ -136,6 +144,11 @@ class NodeView:
         found = {each.node: each for each in self._online if each.group == group}
         return [found[node] for node in self.members(group) if node in found]
 
+    def unread_fault(self) -> str:
+        """See LiveMembers."""
+        # What the node itself sends is refused when it is looked at.
+        return ""
+
     def follow(self, timeout_s: float) -> None:
         """See LiveMembers."""
         # A node calls nobody back: what is new is seen by the next look.
@@ -154,6 +167,11 @@ class NodeView:
             self._online = [
                 replace(each, http=self._client.url) if each.node == document["node"] else each for each in statuses
             ]
+        except SchemaUnknown as error:
+            raise NodeRefused(
+                f"{self._client.url} is of a newer build: it shows statuses that this one cannot read",
+                action="upgrade this client",
+            ) from error
         except (LookupError, TypeError, ValueError, FrameInvalid) as error:
             raise NodeRefused(
                 f"{self._client.url} answers, and not as a node of this build does",

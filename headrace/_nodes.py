@@ -73,6 +73,12 @@ class NodeDirectory:
             watch.wait_for(lambda statuses: bool(live_nodes(statuses)), deadline.left_s())
         return list(dict.fromkeys([*first, *live_nodes(watch.statuses)]))
 
+    def unread_fault(self) -> str:
+        """Which nodes send statuses that this build cannot read, as far as the status topic is followed."""
+        if not self._connection.is_open:
+            return ""
+        return self._connection.cluster.watch.statuses.unread_fault("this client")
+
     def newest_status(self, url: str) -> int:
         """A number that is another one with every status of a node; -1 for one that no status shows online."""
         if not self._connection.is_open:

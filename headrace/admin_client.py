@@ -121,6 +121,7 @@ class AdminClient:
                     # The leader of the last heartbeat may have lost its claim or died: ask the next.
                     problem = str(error)
             if deadline.passed():
+                problem = "; ".join(each for each in (problem, self._view.unread_fault()) if each)
                 raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
             self._view.follow(POLL_S)
 
@@ -193,6 +194,8 @@ class AdminClient:
             on_progress(f"group {group}: waiting for its members to pass offset {end - 1}")
             # With nobody to compare with, a member has its files alone to show.
             verdicts.append(self._verify_group(group, end, deadline, read_files or len(self._view.members(group)) == 1))
+        if unread := self._view.unread_fault():
+            on_progress(unread)
         return verdicts
 
     def _verify_group(self, group: str, end: int, deadline: Deadline, read_files: bool) -> GroupVerdict:

@@ -73,10 +73,10 @@ class ClusterView:
         with contextlib.closing(StatusWatch(self.log, self.target.topics)) as watch:
             watch.wait_for(lambda statuses: bool(live_nodes(statuses)), FIND_NODES_S)
             watch.wait_for(lambda statuses: len(live_nodes(statuses)) >= wanted, ALL_NODES_S)
-            urls = live_nodes(watch.statuses)
+            urls, unread = live_nodes(watch.statuses), watch.statuses.unread_fault("this client")
         if not urls:
             raise HeadraceError(
-                f"no live node of cluster {self.target.cluster!r} is known",
+                f"no live node of cluster {self.target.cluster!r} is known{unread and f'; {unread}'}",
                 action="start its nodes, or name one with option node",
                 retriable=True,
             )

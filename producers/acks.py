@@ -139,6 +139,8 @@ class Quorum:
 
     def _member_state(self, statuses: MemberStatuses, group: GroupKey, node: str, written: WrittenRecords) -> str:
         status, topic_id = statuses.status(group.group, node), self._topic_ids[group]
+        if statuses.sends_unread(group.group, node):
+            return "sends statuses that this build cannot read: upgrade this client"
         if status is None:
             return "has sent no status"
         if not statuses.alive(group.group, node):

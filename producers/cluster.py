@@ -203,6 +203,14 @@ class MemberStatuses(Protocol):
         """The age of a member's newest status, -1 when there is none."""
         ...
 
+    def sends_unread(self, group: str, node: str) -> bool:
+        """Whether a member sends statuses that only a newer build can read."""
+        ...
+
+    def unread_fault(self, reader: str) -> str:
+        """Which nodes send such statuses, and what `reader` is to do; empty when none does."""
+        ...
+
     def online(self) -> list[Status]:
         """The newest status of every live member of every group."""
         ...

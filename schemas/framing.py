@@ -49,6 +49,10 @@ class FrameInvalid(HeadraceError):
     """Bytes that are no single-object frame of a schema of this or any earlier build."""
 
 
+class SchemaUnknown(FrameInvalid):
+    """A frame of a schema that this build does not have: a newer build has written it."""
+
+
 # Not a FrameInvalid: a replica that skipped such a record would diverge from the members that can read it.
 class FormatTooNew(HeadraceError):
     """A record of a later build that this one cannot read: it must not be skipped."""
@@ -98,10 +102,11 @@ class Codec:
         return self.decode(value)
 
     def decode(self, value: bytes) -> dict[str, Any]:
-        """The record in a frame; unions come as (name, record). Raises FrameInvalid."""
+        """The record in a frame; unions come as (name, record). Raises FrameInvalid, SchemaUnknown."""
         schema = self._readers.get(bytes(value[:HEADER_BYTES]))
         if schema is None:
-            raise FrameInvalid(
+            framed = value[: len(MAGIC)] == MAGIC and len(value) >= HEADER_BYTES
+            raise (SchemaUnknown if framed else FrameInvalid)(
                 f"a value of topic kind {self.name!r} begins with {bytes(value[:HEADER_BYTES]).hex()!r}, no schema we know"
             )
         # Resolving a schema against itself is slow and changes nothing; an older record is read as one of

@@ -1,6 +1,6 @@
 """What a node reports of itself on `{c}.status`, beside the statuses of its groups.
 
-A node without a group, one that waits to join, sends nothing else.
+A node without a group, one that waits to join, sends nothing else. The keys of all records of that topic are here.
 """
 
 from __future__ import annotations
@@ -41,9 +41,20 @@ def presence_key(node: str) -> bytes:
     return f"/{node}".encode()
 
 
+def status_key(group: str, node: str) -> bytes:
+    """The key of a node's status in a group."""
+    return f"{group}/{node}".encode()
+
+
+def sender_of(key: bytes | None) -> tuple[str, str] | None:
+    """(group, node) of a key of `{c}.status`, with no group for a presence; None for a key of something else."""
+    group, slash, node = (key or b"").decode(errors="replace").rpartition("/")
+    return (group, node) if slash and node else None
+
+
 def is_presence(value: bytes) -> bool:
-    """Whether a value has the schema of a presence."""
-    return bytes(value[:HEADER_BYTES]) == codec(_SCHEMA).prefix
+    """Whether a value has a schema of a presence."""
+    return codec(_SCHEMA).reads(bytes(value[:HEADER_BYTES]))
 
 
 def encode_presence(presence: Presence) -> bytes:

@@ -204,6 +204,9 @@ class Readiness:
         unwritable = f"writes wait, the log of this node cannot be written: {fault}" if fault else ""
         missing = [self.missing, *self._placement_faults()] if self.missing else []
         reasons += [each for each in (self.leaving, *missing, unwritable) if each]
+        # Others may serve without that node. Where they do not, it may be why.
+        if reasons and (unread := self._heartbeat.detector.unread_fault()):
+            reasons.append(unread)
         return not reasons, reasons
 
     def _refusal_now(self, topic: str) -> str:

@@ -133,6 +133,7 @@ def node_status(node: ReportedParts) -> NodeStatus:
             *node.warnings,
             *(_open_transaction(topic, offsets) for topic in node.groups if (offsets := node.held_back(topic))),
             *node.topic_warnings(),
+            *([unread] if (unread := node.heartbeat.detector.unread_fault()) else []),
         ],
         "replication": node.slot_table.replication,
         "nodes": list(node.slot_table.nodes),

@@ -111,7 +111,8 @@ class FailureDetector:
 
     `newest_ms` is the broker's time at the newest status, right or wrong. `receipts_kept` of each member are
     remembered, 0 where nobody waits for a quorum. `present` has the newest presence of every node and store: two
-    data directories may have the name of one node.
+    data directories may have the name of one node. `unread` has the time at the newest status of each sender, or
+    presence (no group), of a schema that this build does not have.
     """
 
     newest_ms: int = 0
@@ -119,6 +120,7 @@ class FailureDetector:
     receipts_kept: int = RECEIPTS_KEPT
     time: StatusTime = field(default_factory=StatusTime)
     present: dict[tuple[str, str], ReceivedPresence] = field(default_factory=dict)
+    unread: dict[tuple[str, str], int] = field(default_factory=dict)
     _receipts: dict[tuple[str, str], bytearray] = field(default_factory=dict)
 
     def observe(self, timestamp_ms: int, status: Status, received_ms: int | None = None) -> None:
@@ -127,13 +129,35 @@ class FailureDetector:
         if self.receipts_kept:
             self._keep_receipts(key, status)
         self.newest_ms = timestamp_ms
+        self.unread.pop(key, None)
         self.received[key] = ReceivedStatus(timestamp_ms, self.time.advance(timestamp_ms, received_ms), status)
 
     def observe_presence(self, timestamp_ms: int, presence: Presence, received_ms: int | None = None) -> None:
         """Take a record of the status topic that is a node's presence."""
         self.newest_ms = timestamp_ms
+        self.unread.pop(("", presence.node), None)
         elapsed_ms = self.time.advance(timestamp_ms, received_ms)
         self.present[presence.node, presence.store] = ReceivedPresence(elapsed_ms, presence)
+
+    def observe_unread(self, group: str, node: str) -> None:
+        """Take a record of the status topic that only a newer build can read; no group for a presence."""
+        # It moves no time and nobody in it: who leads is decided by what can be read alone.
+        self.unread[group, node] = self.time.elapsed_ms
+
+    def sends_unread(self, group: str, node: str) -> bool:
+        """Whether the newest status of a node in a group is one that this build cannot read, and is recent."""
+        since_ms = self.unread.get((group, node))
+        return since_ms is not None and self.time.elapsed_ms - since_ms < OFFLINE_MS
+
+    def unread_nodes(self) -> list[str]:
+        """The nodes of which that holds for any group, or for their presence."""
+        return sorted({node for group, node in list(self.unread) if self.sends_unread(group, node)})
+
+    def unread_fault(self, reader: str = "this node") -> str:
+        """Which nodes send what this build cannot read, and what `reader` is to do; empty when none does."""
+        nodes = self.unread_nodes()
+        send = "sends" if len(nodes) == 1 else "send"
+        return f"{', '.join(nodes)} {send} statuses that this build cannot read: upgrade {reader}" if nodes else ""
 
     def presences(self) -> list[Presence]:
         """The newest presence of every node that is alive, the newest first."""

@@ -26,19 +26,22 @@ from headrace.consumers.replication.failure_detector import (
     FailureDetector,
     StatusTime,
 )
-from headrace.consumers.replication.group_registry import forget_gone
+from headrace.consumers.replication.sent_statuses import REPEAT_S, SentStatuses
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import FrameInvalid, format_headers
-from headrace.schemas.presence import Presence, decode_presence, encode_presence, is_presence, presence_key
-from headrace.schemas.receipts import RECEIPT_BYTES, end_of
+from headrace.schemas.framing import FrameInvalid, SchemaUnknown, format_headers
+from headrace.schemas.presence import (
+    Presence,
+    decode_presence,
+    encode_presence,
+    is_presence,
+    presence_key,
+    sender_of,
+    status_key,
+)
 from headrace.schemas.records import Status, decode_status, encode_status
 
 STATUS_TAIL_RECORDS = 5_000
-# Receipts that a status repeats from the status before it, which may have been lost.
-RECEIPTS_REPEATED = 32
 COALESCE_S = 0.002
-# Half the interval: a group that changes right after a send must not push the others beyond the interval.
-REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
 # A presence is repeated with every second heartbeat: what changes often is in the statuses of the groups.
 PRESENCE_REPEAT_S = 2 * HEARTBEAT_INTERVAL_MS / 1_000 - REPEAT_S
 RETRY_S = 0.5
@@ -82,6 +85,9 @@ class StatusReader:
                     self._take_presence(record, received_ms if recent else None)
                     continue
                 status = decode_status(record.value)
+            except SchemaUnknown:
+                self._note_unread(record)
+                continue
             except FrameInvalid:
                 continue
             self.detector.observe(record.timestamp_ms, status, received_ms if recent else None)
@@ -95,6 +101,11 @@ class StatusReader:
         self.detector.observe_presence(record.timestamp_ms, presence, received_ms)
         if received_ms is not None:
             self.senders.add(presence.node)
+
+    def _note_unread(self, record: Record) -> None:
+        # The node counts as offline, as before: nothing is known of what it holds. But it must not seem to be silent.
+        if sender := sender_of(record.key):
+            self.detector.observe_unread(*sender)
 
     def _poll(self, timeout_s: float) -> list[Record]:
         try:
@@ -160,42 +171,6 @@ class StatusWatch:
                     self._changed.notify_all()
 
 
-class SentStatuses:
-    """The newest status sent of each group: one that is still true is repeated only after some time."""
-
-    def __init__(self) -> None:
-        self._sent: dict[str, tuple[Status, float]] = {}
-
-    def due(self, statuses: Sequence[Status], now_s: float) -> list[Status]:
-        """The statuses to send now: those that changed, and those whose newest sending is old enough."""
-        due = []
-        forget_gone(self._sent, [status.group for status in statuses])
-        for status in statuses:
-            # The time of sending differs each time. A node with many groups would send all of them at each
-            # change of one.
-            content = replace(status, sent_boot_ns=0)
-            before, sent_s = self._sent.get(status.group, (None, 0.0))
-            if content != before or now_s - sent_s >= REPEAT_S:
-                self._sent[status.group] = content, now_s
-                receipts = _unsent(status.receipts, before.receipts if before else b"")
-                due.append(status if receipts == status.receipts else replace(status, receipts=receipts))
-        return due
-
-    def newest(self, group: str) -> Status | None:
-        """The newest status sent of a group that is here."""
-        return self._sent[group][0] if group in self._sent else None
-
-    def forget(self, group: str) -> None:
-        """A status was not sent after all."""
-        self._sent.pop(group, None)
-
-
-def _unsent(receipts: bytes, sent: bytes) -> bytes:
-    """The receipts behind those of the status before, and the newest of these."""
-    first = end_of(sent[-RECEIPT_BYTES:], receipts) - RECEIPTS_REPEATED * RECEIPT_BYTES
-    return receipts[max(0, first) :]
-
-
 class Heartbeat:
     """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread.
 
@@ -233,6 +208,7 @@ class Heartbeat:
         ]
         self.detector = FailureDetector()
         self._send_error = self._receive_error = ""
+        self._warned: set[str] = set()
 
     def start(self) -> None:
         """Begin to send and receive."""
@@ -346,7 +322,7 @@ class Heartbeat:
 
     def _append(self, appender: Appender, status: Status) -> None:
         try:
-            key = f"{status.group}/{status.node}".encode()
+            key = status_key(status.group, status.node)
             appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
         except HeadraceError:
             self._sent.forget(status.group)
@@ -374,6 +350,7 @@ class Heartbeat:
                 self._reader = StatusReader(self._log, self._topic, clock=self._clock)
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
+            self._warn_of_unread()
         except HeadraceError as error:
             self._receive_error = str(error)
             _log.warning("status not readable", error=str(error))
@@ -381,6 +358,13 @@ class Heartbeat:
             return RETRY_S
         self._receive_error = ""
         return 0.0
+
+    def _warn_of_unread(self) -> None:
+        """Name each node whose statuses cannot be read once in the log."""
+        for node in self.detector.unread_nodes():
+            if node not in self._warned:
+                self._warned.add(node)
+                _log.warning("statuses of a newer build", node=node, action="upgrade this node")
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -200,8 +200,9 @@ def _ready_node(settings: Settings, *, stale: bool) -> str:
         log.close()
     if stale and unready:
         return unready[0]
+    unread = reader.detector.unread_fault("this client")
     raise NodeUnknown(
-        f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found)",
+        f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found){unread and f'; {unread}'}",
         action="look at /health/ready of its nodes, or name one with --node",
         retriable=True,
     )

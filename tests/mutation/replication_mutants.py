@@ -239,7 +239,7 @@ REPLICATION = (
     ),
     Mutant(
         "receipts_between_two_statuses_lost",
-        "replication/heartbeat.py",
+        "replication/sent_statuses.py",
         "    first = end_of(sent[-RECEIPT_BYTES:], receipts) - RECEIPTS_REPEATED * RECEIPT_BYTES\n",
         "    first = len(receipts) - RECEIPTS_REPEATED * RECEIPT_BYTES\n",
         (HEARTBEAT,),

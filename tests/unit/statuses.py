@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headrace.schemas.framing import HEADER_BYTES, MAGIC
 from tests.golden_values import STATUS as GOLDEN
 
 STATUS = replace(
@@ -23,3 +24,8 @@ STATUS = replace(
     segment_bytes=0,
     sent_boot_ns=7,
 )
+
+
+def newer(value: bytes) -> bytes:
+    """A value as a build with a later schema frames it."""
+    return MAGIC + b"\xee" * (HEADER_BYTES - len(MAGIC)) + value[HEADER_BYTES:]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace._asking import NoNode, Question, ask
+from headrace._member_views import NodeView
 from headrace._nodes import LEARN_INTERVAL_S, NodeDirectory
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused
+from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.node_client import NodeClient
+from headrace.schemas.records import encode_status
+from tests.unit.statuses import STATUS, newer
 
 
 def test_a_node_that_gives_no_answer_is_not_asked_first_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +80,22 @@ def test_a_node_that_does_not_show_its_cluster_changes_nothing(monkeypatch: pyte
     nodes = NodeDirectory(closed, ["http://a:1"])
     nodes.note_answer("http://a:1")
     assert ["http://a:1"] == nodes.urls(Deadline(0))
+
+
+def test_a_client_that_finds_only_nodes_of_a_newer_build_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They serve, and none is to be started."""
+    monkeypatch.setattr("headrace._asking.FIND_TIMEOUT_S", 0.0)
+    detector = FailureDetector()
+    detector.observe_unread("g", "n1")
+    watch = SimpleNamespace(statuses=detector, start=lambda: None, wait_for=lambda _holds, _timeout_s: False)
+    connection: Any = SimpleNamespace(is_open=True, cluster=SimpleNamespace(watch=watch))
+    with pytest.raises(NoNode, match="n1 sends statuses that this build cannot read: upgrade this client"):
+        ask(NodeDirectory(connection), Question("SELECT 1", {}, {}, None, None, 60_000), None, "c")
+
+
+def test_a_command_through_a_node_of_a_newer_build_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows statuses of members, which this build cannot read. It is no wrong address."""
+    shown_to_commands = {"groups": [], "online": [b64encode(newer(encode_status(STATUS)))], "node": "n1"}
+    monkeypatch.setattr(NodeClient, "members", lambda _client: shown_to_commands)
+    with pytest.raises(NodeRefused, match="newer build.*upgrade this client"):
+        NodeView("http://a")

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.replication.failure_detector import FailureDetector
 
 TOPIC = "c.forward.g"
 
@@ -36,7 +37,9 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     """By a node that joins, beside what it waits for, and by one whose own log has no space: that one answers still."""
     group: Any = SimpleNamespace(name="g", health=SimpleNamespace(reason="", refuses=lambda _use: False))
     consumer: Any = SimpleNamespace(position=lambda _topic: 0, journal_fault="")
-    heartbeat: Any = SimpleNamespace(incarnation="i", fenced=False, write_fault="no space left", error="")
+    heartbeat: Any = SimpleNamespace(
+        incarnation="i", fenced=False, write_fault="no space left", error="", detector=FailureDetector()
+    )
     identity: Any = SimpleNamespace(node="n1")
     readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
     readiness.surplus = frozenset({TOPIC})

@@ -7,19 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.log.append import append_one
 from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
 from headrace.producers.sender import Sender
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete
+from headrace.schemas.presence import status_key
 from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
-from tests.unit.producers.scene import (
-    NODES,
-    TOPICS,
-    FollowedAppender,
-    Scene,
-    readings,
-)
+from headrace.schemas.records import encode_status
+from tests.unit.producers.scene import NODES, TOPICS, FollowedAppender, Scene, readings, status_of
+from tests.unit.statuses import newer
 
 
 @pytest.mark.parametrize(("quorum", "error"), [(4, QuorumTooLarge), (-1, QuorumInvalid)])
@@ -77,6 +75,16 @@ def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: S
     }
     assert 1 == raised.value.rows
     assert "1 rows are in the log but were not confirmed by 2 members within 300 ms" in raised.value.message
+
+
+def test_a_member_of_a_newer_build_is_named_as_one(scene: Scene) -> None:
+    """It may hold the rows: that it counts for nothing is for this client to cure."""
+    table, group = single_group(scene)
+    value = newer(encode_status(status_of(group=group, node="n2")))
+    append_one(scene.log, TOPICS.status, value, key=status_key(group, "n2"))
+    with scene.writer(quorum=2, quorum_timeout_ms=300) as writer, pytest.raises(QuorumTimeout) as raised:
+        writer.write(table, ["host"])
+    assert "n2 sends statuses that this build cannot read: upgrade this client" in raised.value.message
 
 
 def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Scene) -> None:

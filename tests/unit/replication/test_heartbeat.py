@@ -8,14 +8,8 @@ import pytest
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS
-from headrace.consumers.replication.heartbeat import (
-    PRESENCE_REPEAT_S,
-    RECEIPTS_REPEATED,
-    REPEAT_S,
-    Heartbeat,
-    SentStatuses,
-    StatusReader,
-)
+from headrace.consumers.replication.heartbeat import PRESENCE_REPEAT_S, Heartbeat, StatusReader
+from headrace.consumers.replication.sent_statuses import RECEIPTS_REPEATED, REPEAT_S, SentStatuses
 from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
 from headrace.schemas.records import Status, encode_status
