@@ -29,7 +29,7 @@ from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.group_registry import GroupRegistry
-from headrace.consumers.replication.group_state import LogBase, lost_log_choices
+from headrace.consumers.replication.group_state import GroupState, LogBase, lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
@@ -179,7 +179,7 @@ class LocalGroups:
         """A group with its store as it is on the disk, not started. The caller discards the one before it."""
         key = group_name(self.keys[topic])
         try:
-            store = Store.open(self.directory, key, self._settings, self._encoders, self.centres)
+            store = self._open_store(key)
         except StoreDamaged as error:
             # Set aside and not deleted, since it may be the last copy. The journal alone would leave a hole
             # before its first record, so it goes as well, and the group recovers like one with an empty
@@ -191,12 +191,15 @@ class LocalGroups:
                 f"the store of group {key} was damaged ({error.message}); "
                 f"it is kept in {aside.relative_to(self.directory)}, and the group recovers"
             )
-            store = Store.open(self.directory, key, self._settings, self._encoders, self.centres)
+            store = self._open_store(key)
         header = self.keys[topic].group
         founding, selection = self._foundings[topic], self._selection
         group = Group(header, founding, store, self._schema_log, self._settings, self._on_sealed, selection=selection)
         self._open_groups.append(group)
         return group
+
+    def _open_store(self, key: str) -> Store:
+        return Store.open(self.directory, key, self._settings, self._encoders, self.centres, GroupState.from_bytes)
 
     def discard(self, group: Group) -> None:
         """Stop a group and close its store; a second call does nothing more."""

@@ -35,7 +35,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, Event, State
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import Store, StoreDamaged
+from headrace.consumers.store import Store, StoreDamaged, StoreFormatUnknown
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -326,11 +326,16 @@ class RecoveryCoordinator:
 
 
 def check_copy(directory: Path, snapshot: Snapshot, key: str) -> LogBase:
-    """Open the copy as a store and compare it with its listing; where its log begins. Raises SourceCorrupt."""
+    """Open the copy as a store and compare it with its listing; where its log begins.
+
+    Raises SourceCorrupt, and SourceFailed for the files of a newer build.
+    """
     try:
-        store = Store.open(directory, key)
+        store = Store.open(directory, key, read_state=GroupState.from_bytes)
     except StoreDamaged as error:
         raise SourceCorrupt(f"the copy cannot be opened: {error}") from error
+    except StoreFormatUnknown as error:
+        raise SourceFailed(f"its files are of a newer build: {error.message}", action="upgrade this node") from error
     try:
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         found = {entry.name: (entry.size_bytes, entry.file_digest) for entry in store.segments()}

@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,13 +122,24 @@ class Index:
         elif self._format not in (INDEX_FORMAT, LOADED_FORMAT, SYNCED_FORMAT):
             self.close()
             raise StoreFormatUnknown(
-                f"index {directory} has format {self._format!r}, this build reads up to {SYNCED_FORMAT!r}",
-                action="use the build that wrote it, or a newer one",
+                f"index {directory} has format {self._format!r}, this build reads up to {SYNCED_FORMAT!r}"
             )
         self._removed = self._removed_before()
 
     def load(self) -> IndexContent:
-        """The content except runs and last rows, which grow with the series and are read on demand."""
+        """The content except runs and last rows, which grow with the series and are read on demand.
+
+        Raises StoreFormatUnknown.
+        """
+        try:
+            return self._load()
+        except (LookupError, TypeError, ValueError) as error:
+            # RocksDB has checked the bytes, so a build has written them that knows more than this one.
+            raise StoreFormatUnknown(
+                f"index {self.directory} has an entry that this build cannot read: {error!r}"
+            ) from error
+
+    def _load(self) -> IndexContent:
         state = self._families["state"]
         entries, tables = {}, {}
         for key, value in self._items("catalogue"):
@@ -306,42 +316,6 @@ class Index:
             raise fault
 
 
-class RunsCache:
-    """An LRU cache of decoded runs of segments. Thread-safe.
-
-    Its limit counts series and not segments: one segment may have ten series or a million.
-    """
-
-    def __init__(self, load: Callable[[str], Runs], series_max: int) -> None:
-        """`load` reads the runs of a segment by name.
-
-        At most `series_max` series are kept, or one segment.
-        """
-        self._load = load
-        self._series_max = series_max
-        self._series = 0
-        self._lock = threading.Lock()
-        self._cached: OrderedDict[str, Runs] = OrderedDict()
-
-    def get(self, name: str) -> Runs:
-        """The runs of one segment."""
-        with self._lock:
-            found = self._cached.get(name)
-            if found is not None:
-                self._cached.move_to_end(name)
-                return found
-        # Outside the lock: two threads may load the same runs, but no hit waits for a read of the index.
-        loaded = self._load(name)
-        with self._lock:
-            if name not in self._cached:
-                self._cached[name] = loaded
-                self._series += len(loaded.keys)
-            while self._series > self._series_max and len(self._cached) > 1:
-                _, dropped = self._cached.popitem(last=False)
-                self._series -= len(dropped.keys)
-        return loaded
-
-
 def _store_error(error: Exception, directory: Path) -> StoreError:
     # rocksdict raises a bare Exception for every condition; only its text distinguishes them.
     text = str(error)
@@ -351,6 +325,8 @@ def _store_error(error: Exception, directory: Path) -> StoreError:
         return StoreLocked(
             f"index {directory} is open already: {text}", action="stop the process that has it open first"
         )
+    if "Column families not opened" in text:
+        return StoreFormatUnknown(f"index {directory} is of a newer build: {text}")
     if "Corruption" in text:
         return StoreDamaged(
             f"index {directory} is damaged: {text}", action="recover this replica from another one or from the log"

@@ -15,7 +15,6 @@ from headrace.consumers.store.compact_job import CompactJob, DropJob
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.encoders import encoding_threads
 from headrace.consumers.store.former_rows import FormerRows, table_view
-from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.last_rows import (
     LiveSummaries,
     apply_tombstones,
@@ -28,6 +27,7 @@ from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetad
 from headrace.consumers.store.pruning import OverlapCache, ScanRequest
 from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.consumers.store.rollup_files import RollupFiles
+from headrace.consumers.store.runs_cache import RunsCache
 from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.seal_job import SealJob
 from headrace.consumers.store.segment import SegmentEntry
@@ -72,15 +72,15 @@ class Store(SlotMoves):
         settings: StoreSettings | None = None,
         encoders: Executor | None = None,
         centres: CentreProgress = NO_CENTRES,
+        read_state: Callable[[bytes], object] = bytes,
     ) -> Store:
         """Opens or creates the store of `group`.
 
-        It runs the recovery passes of headrace.consumers.store.store_directory. The time depends on the number of
-        segments, not on their size. Stores of one process share `encoders` (see `encoding_threads`). Merges and deletes
-        wait for `centres`. Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown.
+        It runs the passes of store_directory, in a time by the number of segments, not their size. Stores of one
+        process share `encoders` (see `encoding_threads`). Merges and deletes wait for `centres`. `read_state` raises
+        SchemaUnknown for a newer build's. Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown.
         """
-        settings = settings or StoreSettings()
-        opened = open_directories(Path(data_directory), group, settings)
+        opened = open_directories(Path(data_directory), group, settings := settings or StoreSettings(), read_state)
         runs = RunsCache(opened.index.runs, settings.runs_cache_series)
         threads = encoders or encoding_threads(settings)
         components = StoreComponents(

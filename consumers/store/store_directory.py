@@ -23,7 +23,7 @@ No pass reads a segment, so the time to open depends on the number of files and 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,8 +33,9 @@ from headrace.consumers.store.index import Index, IndexContent
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentFiles, path_component, translate_errors
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.store_errors import StoreDamaged
+from headrace.consumers.store.store_errors import StoreDamaged, StoreFormatUnknown
 from headrace.consumers.store.store_job import StoreComponents
+from headrace.schemas.framing import SchemaUnknown
 
 INDEX_DIRECTORY = "index"
 ROLLUPS_DIRECTORY = "rollups"
@@ -55,7 +56,9 @@ class OpenedDirectories:
     rollups: Path
 
 
-def open_directories(data_directory: Path, group: str, settings: StoreSettings) -> OpenedDirectories:
+def open_directories(
+    data_directory: Path, group: str, settings: StoreSettings, read_state: Callable[[bytes], object] = bytes
+) -> OpenedDirectories:
     """Opens or creates the directories of a group and runs all passes.
 
     Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown, and then holds no
@@ -72,6 +75,9 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
     index = Index(index_directory, settings)
     try:
         content = index.load()
+        # Before the passes, which remove files: those of a build that knows more stay as they are.
+        if content.state is not None:
+            _check_state(data_directory, group, content.state, read_state)
         files = SegmentFiles(root)
         with translate_errors(root):
             present = {name: entry for name, entry in content.entries.items() if not entry.awaited}
@@ -81,6 +87,15 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
         index.close()
         raise
     return OpenedDirectories(index, content, files, data_directory / ROLLUPS_DIRECTORY / path_component(group))
+
+
+def _check_state(data_directory: Path, group: str, state: bytes, read_state: Callable[[bytes], object]) -> None:
+    try:
+        read_state(state)
+    except SchemaUnknown as error:
+        raise StoreFormatUnknown(
+            f"data directory {data_directory} has a state of group {group} that a newer build has written: {error.message}"
+        ) from error
 
 
 def check_index_exists(index_directory: Path, segments_root: Path) -> None:

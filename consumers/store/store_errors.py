@@ -51,7 +51,14 @@ class SegmentUnread(StoreError):
 
 
 class StoreFormatUnknown(StoreError):
-    """A build with a format that this build cannot read wrote the store."""
+    """A build with a format that this build cannot read wrote the store. It stays as it is."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            action="run the build that wrote it, or a newer one; or move the data directory away: "
+            "the node recovers from the log or from another member",
+        )
 
 
 class BatchInvalid(StoreError):

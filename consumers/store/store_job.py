@@ -26,10 +26,11 @@ import pyarrow as pa
 
 from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
-from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
+from headrace.consumers.store.index import BucketKey, Index, IndexChanges
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
 from headrace.consumers.store.pruning import OverlapCache
 from headrace.consumers.store.rollup_files import RollupFiles
+from headrace.consumers.store.runs_cache import RunsCache
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slots import Slots

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
 from headrace.consumers.node import local_groups
 from headrace.consumers.node.data_directory import DataDirectoryUnusable
@@ -17,8 +18,11 @@ from headrace.consumers.node.node import Node
 from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.journal import Journal
+from headrace.consumers.store import StoreFormatUnknown
+from headrace.consumers.store.index import FAMILIES
 from headrace.schemas.messages import NO_CHAIN
 from tests.unit.nodes import Nodes, rows, running_nodes
+from tests.unit.statuses import newer
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow(1)
@@ -41,6 +45,30 @@ def write_and_stop(nodes: Nodes) -> tuple[Path, str]:
     nodes.stop("c")
     directory = nodes.directory / "c"
     return directory, json.loads((directory / "node.json").read_text())["store"]
+
+
+@pytest.mark.parametrize("nodes", [1], indirect=True)
+def test_a_state_of_a_newer_build_ends_the_start_and_stays(nodes: Nodes) -> None:
+    """The error names the directory and what to do. Moved away, the node recovers from the others."""
+    directory, _ = write_and_stop(nodes)
+    index = directory / "index" / "a"
+    options = Options(raw_mode=True)
+    database = Rdict(str(index), options, {name: Options(raw_mode=True) for name in FAMILIES})
+    state = database.get_column_family("state")
+    state[b"state"] = newer(state[b"state"])
+    state.close()
+    database.close()
+    segments = set(directory.rglob("*.parquet"))
+    with pytest.raises(
+        StoreFormatUnknown, match=f"{directory} has a state of group a .*or move the data directory away"
+    ):
+        nodes.start("c")
+    assert segments == set(directory.rglob("*.parquet"))
+    assert not (directory / "damaged").exists()
+    nodes.stop("c")
+    directory.rename(nodes.directory / "aside")
+    nodes.start("c")
+    nodes.holds_everything("c")
 
 
 def damage(journal: Path, how: str) -> dict[str, bytes]:

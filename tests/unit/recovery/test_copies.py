@@ -11,8 +11,8 @@ from typing import NoReturn
 import pytest
 
 from headrace.connectors.log.port import LogUnavailable
-from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S
-from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, commit_empty, digest_of
+from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S, check_copy
+from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, SourceFailed, commit_empty, digest_of
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
@@ -21,7 +21,7 @@ from headrace.consumers.store import Store
 from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.records import Status
 from tests.unit.recovery.test_steps import TOPIC, Recovery, append_records
-from tests.unit.statuses import STATUS
+from tests.unit.statuses import STATUS, newer
 from tests.unit.store.builders import write
 
 SEALED = 3
@@ -283,3 +283,13 @@ def test_what_a_full_disk_refused_is_recorded_by_each_step(recovery: Recovery) -
     recovery.node.repeat_records = lambda: repeated.append(True)  # type: ignore[method-assign]
     recovery.wrong_data.turn()
     assert [True] == repeated
+
+
+def test_a_copy_of_a_newer_build_is_no_damage(tmp_path: Path) -> None:
+    """The member that has it is right, and this node is to be upgraded: moving a directory away would help nobody."""
+    store = Store.open(tmp_path, "g")
+    store.freeze(1, 1, newer(GroupState(version=1).to_bytes())).run()
+    store.close()
+    listing = Snapshot("1", "g", "t", 1, 0, 1, NO_CHAIN.hex(), ())
+    with pytest.raises(SourceFailed, match="its files are of a newer build.*upgrade this node"):
+        check_copy(tmp_path, listing, "g")

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headrace.consumers.store import (
     StoreUnwritable,
 )
 from headrace.consumers.store.index import FAMILIES, Index
+from headrace.schemas.framing import SchemaUnknown
 from tests.unit.store.builders import Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -130,6 +131,64 @@ def test_an_index_of_another_format_is_refused(store: Store, home: Path) -> None
     for _ in range(2):
         with pytest.raises(StoreFormatUnknown, match="99"):
             Store.open(home, "n1", SETTINGS)
+
+
+def put_entries(home: Path, family: str, entries: dict[bytes, bytes], families: Iterable[str] = FAMILIES) -> None:
+    """Writes raw values into the index of a closed store."""
+    options = {name: Options(raw_mode=True) for name in families}
+    creating = Options(raw_mode=True)
+    creating.create_missing_column_families(True)
+    database = Rdict(str(home / "index" / "n1"), creating, options)
+    opened = database.get_column_family(family)
+    for key, value in entries.items():
+        opened[key] = value
+    opened.close()
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("catalogue", b"s/plant/cpu/0-0/000001-000000000000001-000000000000001.parquet", b'{"name": "x", "colour": 1}'),
+        ("catalogue", b"t/plant\0cpu", b'{"database": {"slice_ns": 1, "buckets": 1, "shape": 2}, "schema": {}}'),
+        ("tombstones", b"9", b'{"version": 9, "tags": [], "depth": 3}'),
+    ],
+)
+def test_an_entry_of_a_newer_build_is_refused(store: Store, home: Path, family: str, key: bytes, value: bytes) -> None:
+    """The error has the way out, and no file is removed: the catalogue may have more than this build understands."""
+    store.close()
+    put_entries(home, family, {key: value})
+    orphan = home / "segments" / "n1" / "orphan.parquet"
+    orphan.write_bytes(b"of the newer build")
+    with pytest.raises(StoreFormatUnknown, match="has an entry that this build cannot read.*move the data directory"):
+        Store.open(home, "n1", SETTINGS)
+    assert orphan.exists()
+
+
+def test_an_index_with_more_families_is_of_a_newer_build(store: Store, home: Path) -> None:
+    """The disk and its permissions are right."""
+    store.close()
+    put_entries(home, "shapes", {b"a": b"b"}, (*FAMILIES, "shapes"))
+    with pytest.raises(StoreFormatUnknown, match="shapes.*run the build that wrote it"):
+        Store.open(home, "n1", SETTINGS)
+
+
+def test_a_state_of_a_newer_build_is_refused(store: Store, home: Path) -> None:
+    """Before any pass over the files; it names the data directory and the group. The lock is free again."""
+    store.close()
+    put_entries(home, "state", {b"state": b"a newer one"})
+    orphan = home / "segments" / "n1" / "orphan.parquet"
+    orphan.write_bytes(b"of the newer build")
+
+    def unknown(_state: bytes) -> None:
+        raise SchemaUnknown("no schema we know")
+
+    for _ in range(2):
+        with pytest.raises(StoreFormatUnknown, match=f"{home} has a state of group n1 that a newer build has written"):
+            Store.open(home, "n1", SETTINGS, read_state=unknown)
+    assert orphan.exists()
+    Store.open(home, "n1", SETTINGS).close()
+    assert not orphan.exists()
 
 
 def test_a_store_has_one_opener(store: Store, home: Path) -> None:
