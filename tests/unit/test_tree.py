@@ -471,6 +471,7 @@ WHOLE_TREE = {
     "test_docs.py",
     "test_golden.py",
     "test_prose.py",
+    "test_schema_formats.py",
     "test_tree.py",
     "test_wheel.py",
 }
