@@ -121,7 +121,8 @@ class AdminClient:
                     # The leader of the last heartbeat may have lost its claim or died: ask the next.
                     problem = str(error)
             if deadline.passed():
-                problem = "; ".join(each for each in (problem, self._view.unread_fault()) if each)
+                if unread := self._view.unread_fault():
+                    raise NoLeader(f"{problem}, as far as its statuses can be read", action=unread, retriable=True)
                 raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
             self._view.follow(POLL_S)
 
