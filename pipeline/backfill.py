@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,10 +70,20 @@ class Backfilled:
 
 
 class Prepared(NamedTuple):
-    """`identity` tells this cluster from another of its name; `tags` are those that the table has."""
+    """`identity` tells this cluster from another of its name; `tags` are those that the table has.
+
+    `drops`: how often it was dropped.
+    """
 
     identity: str
     tags: tuple[str, ...]
+    drops: int
+
+    def begin(self, job: BackfillJob, directory: Path) -> tuple[BackfillJob, BackfillState]:
+        """The job on the table as it is, and what was written of it. Raises DirectoryHeld, StateDamaged."""
+        # What was written before the table was dropped is not there.
+        job = replace(job, drops=self.drops)
+        return job, BackfillState(directory, f"{self.identity}/{job.digest}")
 
 
 def prepare(job: BackfillJob, wait_s: float, notify: Callable[[str], None], *, no_tags: bool = False) -> Prepared:
@@ -97,7 +107,8 @@ def prepare(job: BackfillJob, wait_s: float, notify: Callable[[str], None], *, n
             )
         tables.ensure_database(target.database)
         tables.close()
-        return Prepared(log.describe(target.topics.membership).topic_id, tuple(table.tags))
+        drops = tables.catalogue.drops.get((target.database, target.table), 0)
+        return Prepared(log.describe(target.topics.membership).topic_id, tuple(table.tags), drops)
     finally:
         log.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import gzip
 import os
+import time
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,8 @@ class BackfillJob:
     """Whether rows of a file win against those of all files before it, by name."""
     ignores_folders: bool = False
     """Whether columns that only the names of folders have, and that are no tags, are left out."""
+    drops: int = 0
+    """How often the table was dropped: what was written before is no repeat of what is written now."""
 
     def producer(self, path: str, content: str, folder_tags: FolderTags = ()) -> str:
         """The producer of a file with this digest of its content: the same for every repeat of it."""
@@ -85,13 +88,18 @@ class BackfillJob:
         return f"file-{self.digest}-{content}{place}{tags}"
 
     def options_of(self, file: PlannedFile) -> FormatOptions:
-        """How a file is read: with the tags of its folders in every row."""
-        given = dict(file.folder_tags)
+        """How a file is read: with the tags of its folders in every row. A folder without a value leaves `--tag` its."""
+        named, given = dict(file.folder_tags), {name: value for name, value in file.folder_tags if value}
         return replace(
             self.options,
-            tags=tuple(tag for tag in self.options.tags if tag not in given),
-            static_tags=(*self.options.static_tags, *file.folder_tags),
+            tags=tuple(tag for tag in self.options.tags if tag not in named),
+            static_tags=tuple((dict(self.options.static_tags) | given).items()),
         )
+
+    def absent_tags(self, file: PlannedFile) -> tuple[str, ...]:
+        """The tags that no row of a file has, because its folders name them without a value."""
+        static = dict(self.options.static_tags)
+        return tuple(name for name, value in file.folder_tags if not value and name not in static)
 
     @property
     def digest(self) -> str:
@@ -99,7 +107,7 @@ class BackfillJob:
         target, options = self.target, self.options
         rules = (options.tags, options.static_tags, options.time_column, options.time_unit, options.time_format)
         parts = (target.cluster, target.name, self.format, rules, options.delimiter, self.any_time)
-        return _digest(repr(parts).encode())
+        return _digest(repr((*parts, self.drops) if self.drops else parts).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +170,19 @@ def plan_files(
     *,
     again: bool = False,
     changed: bool = False,
+    now_ms: int | None = None,
 ) -> BackfillPlan:
     """The files that are to be written. `again`: also those that were; `changed`: also those that differ now.
 
-    `table_tags` are those that the table has. Raises FileRefused, and FileChanged unless `changed`.
+    `table_tags` are those that the table has, and `now_ms` is the time since 1970 (None = by the clock). Raises
+    FileRefused, and FileChanged unless `changed`.
     """
+    first_batch = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) if again else 1
     planned: list[PlannedFile] = []
     differing: list[str] = []
     for path in paths:
-        now, batch = file_state(path), 1
+        # Written again without the state of the first run: the time is above all numbers that it can have had.
+        now, batch = file_state(path), first_batch
         known = state.known(path)
         if known is not None:
             same = _is_same(path, now, known)

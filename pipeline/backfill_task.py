@@ -7,13 +7,13 @@ place, gives the messages that replicas have seen, and changes nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from headrace.connectors.formats.file_blocks import Block, iterate_file
-from headrace.connectors.formats.interface import LINE_COLUMN, FormatError
+from headrace.connectors.formats.interface import LINE_COLUMN, TAG_TYPE, FormatError
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.pipeline.backfill_plan import (
     PROGRESS_BYTES,
@@ -100,20 +100,20 @@ class _FileTask:
         return WrittenFile(self._file.number, digest, written.rows, self._points)
 
     def _tables(self) -> Iterator[pa.Table]:
-        target, catalogue = self._job.target, self._cluster.tables.catalogue
+        job, target, catalogue = self._job, self._job.target, self._cluster.tables.catalogue
         options = replace(
-            self._job.options_of(self._file),
+            job.options_of(self._file),
             declared=DeclaredTypes(catalogue, target.database),
             declared_tags=DeclaredTags(catalogue, target.database),
         )
         first = True
-        for block in iterate_file(self._file.path, self._job.format, options, keep_lines=True):
+        for block in iterate_file(self._file.path, job.format, options, keep_lines=True):
             # Also where no line of the block is left for a table.
             self._check_lines(block)
             for rows in block.parsed.tables.values():
                 self._check_times(rows, first=first)
                 first = first and not rows.num_rows
-                rows = rows.drop_columns([LINE_COLUMN])
+                rows = _with_absent(rows.drop_columns([LINE_COLUMN]), job.absent_tags(self._file))
                 tags = {column.name for column in rows.schema if pa.types.is_dictionary(column.type)}
                 self._points += count_points(rows, {*rows.column_names} - tags - {TIME_COLUMN})
                 yield rows
@@ -149,6 +149,13 @@ class _FileTask:
                 f"{self._file.path}: {self._unit} {line + 1}: {reason}",
                 action="correct it, or see the options for times",
             )
+
+
+def _with_absent(rows: pa.Table, tags: Sequence[str]) -> pa.Table:
+    """The rows with tags that none of them has: the table has these tags, whichever file comes first."""
+    for tag in tags:
+        rows = rows.append_column(tag, pa.nulls(rows.num_rows, TAG_TYPE))
+    return rows
 
 
 def refusal(error: HeadraceError) -> dict[str, object]:

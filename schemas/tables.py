@@ -289,13 +289,15 @@ def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mappin
 class Catalogue:
     """Every version of every table, and the forward records that were refused.
 
-    A pure state machine over the table log: the same log gives every reader the same catalogue.
+    A pure state machine over the table log: the same log gives every reader the same catalogue. `dropped` has the
+    version at which a table was dropped last, `drops` how often that was.
     """
 
     databases: dict[str, DatabaseSchema] = field(default_factory=dict)
     tables: dict[tuple[str, str], list[TableSchema]] = field(default_factory=dict)
     refused: set[RecordName] = field(default_factory=set)
     dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    drops: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def apply(self, change: SchemaChange) -> bool:
         """Apply one record of the table log; whether it is valid."""
@@ -345,7 +347,8 @@ class Catalogue:
         # A change in between is that of a writer who uses the table.
         if not 0 < drop.base_version == self.newest(drop.database, drop.table).version:
             return False
-        self.dropped[drop.database, drop.table] = drop.base_version
+        key = (drop.database, drop.table)
+        self.dropped[key], self.drops[key] = drop.base_version, self.drops.get(key, 0) + 1
         return True
 
     def _apply_table(self, change: TableChange) -> bool:

@@ -150,10 +150,10 @@ def _run(
 ) -> Backfilled:
     from headrace.pipeline.backfill import Backfilled
     from headrace.pipeline.backfill_plan import plan_files
-    from headrace.pipeline.backfill_state import BackfillState
 
     again, changed = how
-    with BackfillState(directory, f"{cluster.identity}/{job.digest}") as state:
+    job, opened = cluster.begin(job, directory)
+    with opened as state:
         plan = plan_files(job, paths, state, cluster.tags, again=again, changed=changed)
         if not plan.files:
             return Backfilled(skipped=plan.written_before)

@@ -19,7 +19,6 @@ if __name__ == "__main__":
 from headrace.connectors.log.client_check import check_client_settings
 from headrace.pipeline.backfill import Backfilled, prepare, run_backfill
 from headrace.pipeline.backfill_plan import BackfillJob, find_files, plan_files
-from headrace.pipeline.backfill_state import BackfillState
 from headrace.pipeline.job_arguments import (
     JobParser,
     add_connection,
@@ -66,7 +65,8 @@ def main(arguments: list[str]) -> int:
         how = (given.any_time, given.ordered, given.ignore_folders)
         job = BackfillJob(target, given.format, options, resolution, *how)
         cluster = prepare(job, WAIT_S, notify, no_tags=given.no_tags)
-        with BackfillState(Path(given.checkpoint), f"{cluster.identity}/{job.digest}") as state:
+        job, opened = cluster.begin(job, Path(given.checkpoint))
+        with opened as state:
             plan = plan_files(job, paths, state, cluster.tags, again=given.again, changed=given.changed)
             done = Backfilled(skipped=plan.written_before)
             if plan.files:

@@ -24,7 +24,6 @@ from headrace.pipeline.backfill_plan import (
     find_files,
     plan_files,
 )
-from headrace.pipeline.backfill_state import BackfillState
 from headrace.pipeline.source_options import Target
 from tests.spark.conftest import IngestCluster
 from tests.spark.stored import forward_logs, stored_tables, tables_of
@@ -65,7 +64,8 @@ def run(
 ) -> Backfilled:
     """One run of a backfill, as the command does it."""
     prepared = prepare(job, 10, lambda _line: None)
-    with BackfillState(cluster.directory / state, f"{prepared.identity}/{job.digest}") as known:
+    job, opened = prepared.begin(job, cluster.directory / state)
+    with opened as known:
         plan = plan_files(job, find_files([pattern]), known, prepared.tags)
         return run_backfill(spark, job, plan, known)
 
@@ -105,20 +105,20 @@ def test_files_are_written_once(spark: SparkSession, cluster: IngestCluster, tmp
 
 
 def test_folders_that_spark_wrote_give_their_tags(spark: SparkSession, cluster: IngestCluster, tmp_path: Path) -> None:
-    """Two sites have the same rows but for the name of their folder: none replaces another, and none is a repeat."""
+    """Sites, and none, have the same rows but for the name of their folder: none replaces another, or is a repeat."""
     data, table = tmp_path / "data", "parted"
     of_one = rows(0, 100).select("time", "n", "x")
-    both = [of_one.with_columns(site=pl.lit(site)) for site in ("north", "a=b/ß")]
-    pl.concat(both).write_parquet(tmp_path / "rows.parquet")
+    both = [of_one.with_columns(site=pl.lit(site)) for site in (None, "north", "a=b/ß")]
+    pl.concat(each.cast({"site": pl.String}) for each in both).write_parquet(tmp_path / "rows.parquet")
     read = spark.read.parquet(str(tmp_path / "rows.parquet"))
     read.coalesce(1).write.partitionBy("site").parquet(str(data))
     done = run(spark, cluster, job_of(cluster, table=table), f"{data}/**/*.parquet")
-    assert (200, 400) == (done.rows, done.points)
+    assert (300, 600) == (done.rows, done.points)
     stored = stored_tables(cluster.log, cluster.topics)[table]
     frame = pl.DataFrame(pl.from_arrow(stored.select(["site", "n"]))).with_columns(pl.col("site").cast(pl.String))
     sums = dict(frame.group_by("site").agg(pl.col("n").sum()).rows())
-    assert {"north": of_one["n"].sum(), "a=b/ß": of_one["n"].sum()} == sums
-    assert 200 == frame.height
+    assert dict.fromkeys((None, "north", "a=b/ß"), of_one["n"].sum()) == sums
+    assert 300 == frame.height
 
 
 def test_a_bad_file_is_named_and_the_others_stay(spark: SparkSession, cluster: IngestCluster, tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def test_a_repeat_has_the_producer_of_the_first_time() -> None:
     assert ordered.producer("a.csv", "d") == ordered.producer("a.csv", "d")
     assert len({each.producer(path, "d") for each in (plain, ordered) for path in ("a.csv", "b.csv", "b\udcff")}) == 4
     assert plain.digest == ordered.digest
+    # Rows of before a drop are not there, however they were written.
+    assert plain.producer("a.csv", "d") != replace(plain, drops=1).producer("a.csv", "d")
+    assert plain.digest != replace(plain, drops=1).digest
 
 
 def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> None:
@@ -75,9 +78,11 @@ def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> 
     os.utime(paths[0], ns=(1, 1))
     with BackfillState(tmp_path / "state", "k") as state:
         assert [(paths[1], 1)] == [(each.path, each.batch) for each in plan_files(job_of(), paths, state).files]
-        assert [2, 1] == [each.batch for each in plan_files(job_of(), paths, state, again=True).files]
+        assert [2, 1] == [each.batch for each in plan_files(job_of(), paths, state, again=True, now_ms=77).files]
     with BackfillState(tmp_path / "state", "another job") as state:
-        assert 2 == len(plan_files(job_of(), paths, state).files)
+        assert [1, 1] == [each.batch for each in plan_files(job_of(), paths, state).files]
+        # Where the state of the first run is gone, the time is above all its numbers.
+        assert [77, 77] == [each.batch for each in plan_files(job_of(), paths, state, again=True, now_ms=77).files]
 
 
 def test_a_changed_file_is_named(tmp_path: Path) -> None:
@@ -164,6 +169,19 @@ def test_folders_give_tags_to_the_files_that_lack_them(tmp_path: Path) -> None:
         assert planned[0].folder_tags == plan_files(untagged, paths[:1], state, ("site",)).files[0].folder_tags
     assert len({job.producer(each.path, "d", each.folder_tags) for each in planned}) == 5
     assert job.producer("f", "d") == job.producer("f", "d", planned[3].folder_tags)
+
+
+def test_a_tag_for_every_row_is_for_those_whose_folder_has_none() -> None:
+    """As for files: rows of two folders would get one tag, and replace each other."""
+    job = job_of()
+    job = replace(job, options=replace(job.options, static_tags=(("site", "unknown"), ("unit", "u"))))
+    for value, tag, absent in (("a", "a", ()), ("", "unknown", ())):
+        file = PlannedFile(0, "f", FileState(1, 1), folder_tags=(("site", value),))
+        assert {"site": tag, "unit": "u"} == dict(job.options_of(file).static_tags)
+        assert absent == job.absent_tags(file)
+    nothing = PlannedFile(0, "f", FileState(1, 1), folder_tags=(("site", ""),))
+    assert ("site",) == job_of().absent_tags(nothing)
+    assert () == job_of().options_of(nothing).static_tags
 
 
 def test_folders_that_nobody_decided_about_are_refused(tmp_path: Path) -> None:
