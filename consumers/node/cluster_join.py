@@ -48,14 +48,8 @@ def join(
     create = Create(node.members, node.replication_factor, cluster.slots)
     while True:
         try:
-            if knows_cluster and not cluster_exists(log, topics):
-                if absence.missing(topics.membership) or stopping.is_set():
-                    raise MembershipLogLost.of(
-                        topics.membership, "does not have the cluster of which this node has data"
-                    )
-            else:
-                if not knows_cluster:
-                    _check_no_rival(log, topics, stopping)
+            why = _lost_cluster(log, topics, stopping, knows_cluster=knows_cluster)
+            if not why:
                 return join_cluster(
                     log,
                     topics,
@@ -64,38 +58,48 @@ def join(
                     node=node.id,
                     any_replication=not node.replication,
                 )
+            if absence.missing(topics.membership) or stopping.is_set():
+                raise MembershipLogLost.of(topics.membership, why)
         except TopicMissing as error:
             if absence.missing(topics.table) or stopping.is_set():
                 raise lost_error(topics.table, "does not exist any more") from error
         stopping.wait(RETRY_S)
 
 
-def _check_no_rival(log: Log, topics: Topics, stopping: threading.Event) -> None:
-    """Raises MembershipLogLost where no cluster exists by the log, and nodes of one are alive.
+def _lost_cluster(log: Log, topics: Topics, stopping: threading.Event, *, knows_cluster: bool) -> str:
+    """Which cluster the membership log lacks; empty where it has one, or where none is known and one may be made."""
+    if cluster_exists(log, topics):
+        return ""
+    if knows_cluster:
+        return "does not have the cluster of which this node has data"
+    return _rivals(log, topics, stopping)
+
+
+def _rivals(log: Log, topics: Topics, stopping: threading.Event) -> str:
+    """The nodes that are alive of a cluster that the membership log does not have, empty when there is none.
 
     The schedule: the broker loses its disk while the nodes run, and one of them starts with an empty directory. It
     would create another cluster, count the others as its members, and answer without their rows.
     """
-    if cluster_exists(log, topics):
-        return
     try:
         reader, deadline = StatusReader(log, topics.status), Deadline(OFFLINE_MS / 1_000)
     except TopicMissing:
-        return
+        return ""
     try:
-        while not stopping.is_set() and not deadline.passed():
-            # One that is alive repeats its presence within an interval. Those of a node that has created the cluster
-            # meanwhile are no rival's.
-            if reader.senders and not cluster_exists(log, topics):
-                names = ", ".join(sorted(reader.senders))
-                raise MembershipLogLost.of(
-                    topics.membership, f"does not have the cluster of which nodes are online: {names}"
-                )
+        while not deadline.passed():
             if reader.caught_up and not reader.detector.presences():
-                return
+                return ""
+            # Those of a node that has created the cluster meanwhile are no rival's.
+            if cluster_exists(log, topics):
+                return ""
+            # One that is alive repeats its presence within an interval. Who stops before that creates nothing.
+            if reader.senders or stopping.is_set():
+                names = ", ".join(sorted(reader.senders)) or "?"
+                return f"does not have the cluster of which nodes are online: {names}"
             reader.follow(STATUS_POLL_S)
     finally:
         reader.close()
+    return ""
 
 
 def read_membership_log(log: Log, settings: ServerSettings, identity: Identity) -> MembershipFollower:
