@@ -22,8 +22,6 @@ from headrace.schemas.errors import HeadraceError
 
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
-SEND_TIMEOUT_S = 30.0
-"""Of a request that is watched: a node takes a query at once, however long it computes."""
 AS_OF_HEADER = "x-headrace-as-of"
 """The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 QUERY_ID_HEADER = "x-headrace-query-id"
@@ -250,7 +248,7 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
 def _waiting(connected: socket.socket, timeout_s: float, on_silence: Callable[[], None] | None) -> socket.socket:
     """A connection, or what takes its place, with the time that it waits for the node."""
     if on_silence is not None:
-        connected, timeout_s = PatientSocket(connected, timeout_s, on_silence), min(timeout_s, SEND_TIMEOUT_S)
+        connected = PatientSocket(connected, timeout_s, on_silence)
     connected.settimeout(timeout_s)
     return connected
 

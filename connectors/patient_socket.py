@@ -1,4 +1,4 @@
-"""A socket whose owner is asked, while the other side is silent, whether to wait on."""
+"""A socket whose owner is asked, while the other side is silent or takes nothing, whether to wait on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SILENCE_S = 2.0
 
 
 class PatientSocket(socket.socket):
-    """A connected socket for reading: after each silence it calls `on_silence`, which ends the wait by an error."""
+    """A connected socket: after each silence it calls `on_silence`, which ends the wait by an error."""
 
     def __init__(self, connected: socket.socket, wait_s: float, on_silence: Callable[[], None]) -> None:
-        """Takes the connection over; a read waits `wait_s` at most, and raises TimeoutError then."""
+        """Takes the connection over. Each read or send that moves nothing for `wait_s` raises TimeoutError."""
         super().__init__(fileno=connected.detach())
         self._wait_s = wait_s
         self._on_silence = on_silence
@@ -30,6 +30,19 @@ class PatientSocket(socket.socket):
             self.settimeout(max(0.001, min(SILENCE_S, deadline.left_s())))
             try:
                 return super().recv_into(*arguments)
+            except TimeoutError:
+                if deadline.passed():
+                    raise
+                self._on_silence()
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """See socket.socket. Raises TimeoutError, and what `on_silence` raises."""
+        # A timeout of Python's own bounds the whole: on a slow link a large body needs minutes.
+        left, deadline = memoryview(data).cast("B"), Deadline(self._wait_s)
+        while left:
+            self.settimeout(max(0.001, min(SILENCE_S, deadline.left_s())))
+            try:
+                left, deadline = left[super().send(left, flags) :], Deadline(self._wait_s)
             except TimeoutError:
                 if deadline.passed():
                     raise

@@ -291,8 +291,9 @@ def _unreachable(node: str, silent_ms: int | None) -> NodeUnreachable:
     command = f"headrace node run --id {node}"
     if silent_ms is not None:
         return NodeUnreachable(
-            f"node {node} is not running, its last status came {age_text(silent_ms / 1_000)} ago",
-            action=f"start it again: {command}, with its data directory; then repeat this command",
+            f"node {node} is offline, its last status came {age_text(silent_ms / 1_000)} ago",
+            action=f"if it has ended: {command}, with its data directory; if it runs, is its process stopped, or cut off "
+            "from Kafka? Then repeat this command",
         )
     return NodeUnreachable(
         f"node {node} has sent no status",

@@ -32,23 +32,31 @@ from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Create
 
 STATUS_POLL_S = 0.1
+RETURN_S = 10.0
+"""How long nodes that run may need to send statuses to a broker that came back without their topic."""
 _log = structlog.get_logger(__name__)
 
 
 def join(
-    log: Log, cluster_topics: ClusterTopics, settings: ServerSettings, stopping: threading.Event, *, knows_cluster: bool
+    log: Log,
+    cluster_topics: ClusterTopics,
+    settings: ServerSettings,
+    stopping: threading.Event,
+    knows_cluster: bool = False,
+    log_was_away: bool = False,
 ) -> SlotTable:
     """The slot table of the cluster that the settings name; see `join_cluster`. Ends early when the node stops.
 
     It may be behind what `read_membership_log` finds. `knows_cluster`: the data directory was made by a node of the
-    cluster. Raises MembershipLogLost where the cluster existed and its log does not show it.
+    cluster. `log_was_away`: nodes that run may not have found the log again yet. Raises MembershipLogLost where the
+    cluster existed and its log does not show it.
     """
     node, cluster = settings.node, settings.cluster
     topics, absence = Topics(cluster.name), GracePeriod()
     create = Create(node.members, node.replication_factor, cluster.slots)
     while True:
         try:
-            why = _lost_cluster(log, topics, stopping, knows_cluster=knows_cluster)
+            why = _lost_cluster(log, topics, stopping, knows_cluster, log_was_away)
             if not why:
                 return join_cluster(
                     log,
@@ -66,28 +74,40 @@ def join(
         stopping.wait(RETRY_S)
 
 
-def _lost_cluster(log: Log, topics: Topics, stopping: threading.Event, *, knows_cluster: bool) -> str:
+def _lost_cluster(log: Log, topics: Topics, stopping: threading.Event, knows_cluster: bool, log_was_away: bool) -> str:
     """Which cluster the membership log lacks; empty where it has one, or where none is known and one may be made."""
     if cluster_exists(log, topics):
         return ""
     if knows_cluster:
         return "does not have the cluster of which this node has data"
-    return _rivals(log, topics, stopping)
+    patience = Deadline(RETURN_S if log_was_away else 0.0)
+    # The nodes of a cluster that lost its topics make that of their statuses again.
+    while not (cluster_exists(log, topics) or _exists(log, topics.status) or patience.passed() or stopping.is_set()):
+        stopping.wait(RETRY_S)
+    return _rivals(log, topics, stopping, patience)
 
 
-def _rivals(log: Log, topics: Topics, stopping: threading.Event) -> str:
+def _exists(log: Log, topic: str) -> bool:
+    try:
+        log.describe(topic)
+    except TopicMissing:
+        return False
+    return True
+
+
+def _rivals(log: Log, topics: Topics, stopping: threading.Event, patience: Deadline) -> str:
     """The nodes that are alive of a cluster that the membership log does not have, empty when there is none.
 
     The schedule: the broker loses its disk while the nodes run, and one of them starts with an empty directory. It
     would create another cluster, count the others as its members, and answer without their rows.
     """
     try:
-        reader, deadline = StatusReader(log, topics.status), Deadline(OFFLINE_MS / 1_000)
+        reader, longest = StatusReader(log, topics.status), Deadline(patience.left_s() + OFFLINE_MS / 1_000)
     except TopicMissing:
         return ""
     try:
-        while not deadline.passed():
-            if reader.caught_up and not reader.detector.presences():
+        while not longest.passed():
+            if reader.caught_up and not reader.detector.presences() and patience.passed():
                 return ""
             # Those of a node that has created the cluster meanwhile are no rival's.
             if cluster_exists(log, topics):

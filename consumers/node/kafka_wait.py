@@ -23,6 +23,8 @@ class KafkaWait:
         self._timeout_s = timeout_s
         self._stopping = stopping
         self._on_progress = on_progress
+        self.was_away = False
+        """Whether Kafka has not answered at first: it came up, or back, during this start."""
 
     def await_answer(self, step: Callable[[], Result]) -> Result:
         """The result of a step, repeated while Kafka does not answer. Raises LogUnavailable."""
@@ -32,6 +34,7 @@ class KafkaWait:
             try:
                 return step()
             except LogUnavailable as error:
+                self.was_away = True
                 self._on_progress(f"waiting for Kafka at {self._bootstrap}: {error.message}")
                 if deadline.passed() or self._stopping.is_set():
                     raise LogUnavailable(

@@ -132,9 +132,9 @@ class Node:
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
         check_log_kind(settings.node, self.identity)
         kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
-        has_data = bool(self.identity.topics)
+        born, has_data = self.identity.born >= 0, bool(self.identity.topics)
         self.slot_table = kafka.await_answer(
-            lambda: join(self.log, self.cluster_topics, settings, self._stopping, knows_cluster=self.identity.born >= 0)
+            lambda: join(self.log, self.cluster_topics, settings, self._stopping, born, kafka.was_away)
         )
         self._follower = kafka.await_answer(lambda: read_membership_log(self.log, settings, self.identity))
         self._opened.callback(self._follower.close)

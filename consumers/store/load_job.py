@@ -297,7 +297,7 @@ def _joined(
 
 
 def attach(components: StoreComponents, content_digests: Collection[str], verified: Collection[str] = ()) -> int:
-    """Attaches staged files wherever they are awaited; returns the number of segments.
+    """Attaches staged files wherever they are awaited; returns the number of segments. A closed store takes none.
 
     The bytes of those in `verified` were compared with the digest of their sender, and synced, since this process
     began. Raises StagedFileInvalid when all others are attached (the staged files are then removed), StoreFull or
@@ -306,6 +306,8 @@ def attach(components: StoreComponents, content_digests: Collection[str], verifi
     invalid: dict[str, StagedFileInvalid] = {}
     # Not while a job runs: a seal that has read the last rows would commit them without those of the file.
     with components.work_lock:
+        if components.closed:
+            return 0
         attaching = _Attaching(components)
         awaited = [each for each in components.view.awaited(of_cuts=True) if each.content_digest in content_digests]
         for entry in awaited:

@@ -395,6 +395,4 @@ class Store(SlotMoves):
         """Releases the directories. Unsealed rows are not saved; the caller has them in its journal."""
         if self._own_encoders is not None:
             self._own_encoders.shutdown()
-        self._components.rollups.close()
-        self._components.files.purge_obsolete()
-        self._components.index.close()
+        self._components.close()

@@ -69,6 +69,17 @@ class StoreComponents:
     queue: deque[StoreJob] = field(default_factory=deque)
     verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     centres: CentreProgress = NO_CENTRES
+    closed: bool = False
+    """Changes under `work_lock`."""
+
+    def close(self) -> None:
+        """Release all parts, once no work is under way."""
+        # Files may be fetched for a group whose change was cancelled. Their place may be another store's by then.
+        with self.work_lock:
+            self.closed = True
+        self.rollups.close()
+        self.files.purge_obsolete()
+        self.index.close()
 
     def commit(self, changes: IndexChanges, released: Slots | None = None) -> None:
         """Commits changes of segments, and slots whose files are removed: in the index, then in memory."""

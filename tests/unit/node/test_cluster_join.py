@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.membership_follower import MembershipLogLost
+from headrace.consumers.node.cluster_join import join
 from tests.unit.nodes import Nodes, running_nodes
 from tests.waiting import eventually
 
@@ -52,6 +55,16 @@ def test_a_node_without_data_creates_nothing_while_others_are_online(three: Node
         three.start("n1")
     assert three.topics.membership not in three.log.topic_names("")
     assert not any(node.ready()[0] for name, node in three.running.items() if name != "n1")
+
+
+def test_a_node_that_waited_for_the_log_waits_for_the_statuses_of_others(three: Nodes) -> None:
+    """A broker came back without its disk, and the nodes that run have not made the topic of their statuses again."""
+    three.wipe("n1")
+    lose_everything(three.log)
+    topics, stopping = ClusterTopics(three.log), threading.Event()
+    with pytest.raises(MembershipLogLost, match="nodes are online"):
+        join(three.log, topics, three.settings("n1"), stopping, log_was_away=True)
+    assert three.topics.membership not in three.log.topic_names("")
 
 
 def test_a_cluster_whose_nodes_are_all_gone_may_be_made_again(three: Nodes) -> None:

@@ -167,6 +167,16 @@ def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypat
     assert expected([row(1, 1), row(3, 3)]) == contents(store)
 
 
+def test_a_closed_store_takes_no_file(store: Store) -> None:
+    """A change was cancelled while a file was fetched. What is staged stays: another store may have its place."""
+    file = one_file(row(1, 1))
+    load(store, 1, file)
+    staged = stage(store, file)
+    store.close()
+    assert 0 == store.attach(file.entry.content_digest)
+    assert all(path.exists() for path in staged)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_was_read_of_a_verified_file_is_kept_for_its_load(
     store: Store, monkeypatch: pytest.MonkeyPatch, kept: bool

@@ -311,7 +311,7 @@ def test_a_node_that_was_stopped_is_named_as_such(running: Cluster) -> None:
     time.sleep(3.2)
     assert (1, "NodeUnreachable") == error("add", "n4")
     refused = invoke("add", "n4")
-    assert re.search(r"node n4 is not running, its last status came [0-9.]+ s ago", refused.stderr), refused.stderr
+    assert re.search(r"node n4 is offline, its last status came [0-9.]+ s ago", refused.stderr), refused.stderr
     assert "headrace node run --id n4" in refused.stderr
 
 
