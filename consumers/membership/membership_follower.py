@@ -31,6 +31,7 @@ READER_IDLE_S = 5.0
 POLL_RECORDS = 1_000
 POLL_S = 0.2
 READ_TIMEOUT_S = 30.0
+_RESTORE = "restore all its records in their order; or begin with a new cluster, the data is kept"
 _log = structlog.get_logger(__name__)
 
 
@@ -40,10 +41,12 @@ class MembershipLogLost(HeadraceError):
     @classmethod
     def of(cls, topic: str, why: str) -> MembershipLogLost:
         """With what is missing, and what can be done."""
-        return cls(
-            f"topic {topic} {why}",
-            action="restore all its records in their order; or begin with a new cluster, the data is kept",
-        )
+        return cls(f"topic {topic} {why}", action=_RESTORE)
+
+    @staticmethod
+    def is_reported(reason: str) -> bool:
+        """Whether a node reports, as the reason of its presence, that it has lost the log."""
+        return _RESTORE in reason
 
     @classmethod
     def trimmed(cls, topic: str, begin: int) -> MembershipLogLost:

@@ -32,6 +32,8 @@ from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Create
 
 STATUS_POLL_S = 0.1
+ANSWER_S = 2.0
+"""A broker that needs longer for its first answer has been away."""
 RETURN_S = 10.0
 """How long nodes that run may need to send statuses to a broker that came back without their topic."""
 _log = structlog.get_logger(__name__)
@@ -76,11 +78,13 @@ def join(
 
 def _lost_cluster(log: Log, topics: Topics, stopping: threading.Event, knows_cluster: bool, log_was_away: bool) -> str:
     """Which cluster the membership log lacks; empty where it has one, or where none is known and one may be made."""
+    # librdkafka waits for a broker that comes up, without an error.
+    answer = Deadline(ANSWER_S)
     if cluster_exists(log, topics):
         return ""
     if knows_cluster:
         return "does not have the cluster of which this node has data"
-    patience = Deadline(RETURN_S if log_was_away else 0.0)
+    patience = Deadline(RETURN_S if log_was_away or answer.passed() else 0.0)
     # The nodes of a cluster that lost its topics make that of their statuses again.
     while not (cluster_exists(log, topics) or _exists(log, topics.status) or patience.passed() or stopping.is_set()):
         stopping.wait(RETRY_S)

@@ -14,6 +14,7 @@ from functools import partial
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
 from headrace.connectors.log.port import Log
+from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.recovery.progress import LogProgress
@@ -302,12 +303,15 @@ class Readiness:
     def _member(self, topic: str, group_name: str, epoch: int, node: str) -> MemberView:
         if node == self._identity.node:
             return MemberView(node, self._incarnation, not self._heartbeat.fenced, not self.reason(topic), epoch)
-        status = self._heartbeat.detector.status(group_name, node)
+        detector = self._heartbeat.detector
+        status = detector.status(group_name, node)
         if status is None:
             return MemberView(node, "", False, False, 0)
-        return MemberView(
-            node, status.incarnation, self._heartbeat.detector.alive(group_name, node), status.eligible, status.epoch
-        )
+        # A node of another cluster of this name, whose membership log is gone, is no member of this one.
+        shown = detector.present.get((node, status.store))
+        strange = shown is not None and MembershipLogLost.is_reported(shown.presence.reason)
+        online = detector.alive(group_name, node) and not strange
+        return MemberView(node, status.incarnation, online, status.eligible, status.epoch)
 
     def statuses(self) -> Sequence[Status]:
         """The statuses of this node, one of each group."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.schemas.presence import Presence
+from tests.unit.statuses import STATUS
 
 TOPIC = "c.forward.g"
 
@@ -59,6 +65,26 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     assert ["joining", "its files are wrong"] == readiness.refusals()
     consumer.journal_fault = "no space left"
     assert ["joining", "journal: no space left"] == readiness.refusals()
+
+
+def test_a_node_that_lost_the_membership_log_is_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, and is of another cluster of this name: beside one that began on an empty broker it is no majority."""
+    detector = FailureDetector()
+    lost = MembershipLogLost.of("c.membership", "was created again")
+    applied = SimpleNamespace(epoch=1, leader="", claimed_ms=0)
+    applied.changes = SimpleNamespace(members=("n1", "n2", "n3"), added=())
+    group: Any = SimpleNamespace(name="g", applied=applied)
+    heartbeat: Any = SimpleNamespace(incarnation="i", fenced=False, detector=detector)
+    identity: Any = SimpleNamespace(node="n1")
+    consumer: Any = SimpleNamespace(position=lambda _topic: 0)
+    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
+    monkeypatch.setattr(Readiness, "reason", lambda *_: "")
+    monkeypatch.setattr(Readiness, "log_answers", True)
+    for node, reason in (("n2", str(lost)), ("n3", "membership log, record 7: too new")):
+        detector.observe(1_000, replace(STATUS, node=node, group="g", store=f"store of {node}"))
+        presence = Presence(node, "i", f"store of {node}", "", 3, 60, False, 0, 4, True, reason)
+        detector.observe_presence(1_000, presence)
+    assert [True, False, True] == [member.alive for member in readiness.view(TOPIC, 0).members]
 
 
 def test_what_a_log_of_its_own_has_acknowledged_is_confirmed() -> None:
