@@ -144,7 +144,10 @@ def test_a_joiner_is_checked_before_the_record(
 
 def test_who_asks_for_a_node_that_is_not_there_reads_what_to_do() -> None:
     """One that never was here may follow another cluster; one that was stopped only has to run again."""
-    for silent_ms, wanted in (({}, "this cluster's name and bootstrap"), ({"plant-6": 90_000}, "if it has ended: headrace node run")):
+    for silent_ms, wanted in (
+        ({}, "this cluster's name and bootstrap"),
+        ({"plant-6": 90_000}, "if it has ended: headrace node run"),
+    ):
         with pytest.raises(NodeUnreachable) as raised:
             change_record(planned(), replace(ALL, joiners=[], silent_ms=silent_ms), LEADERSHIP)
         assert wanted in raised.value.action
