@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -97,8 +98,12 @@ def _print_version(wanted: bool) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    code = 1
     try:
         build_app(sys.argv[1:])()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
     finally:
-        # What the command did, and its exit code, are decided. An interrupt while the process ends must not change it.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # What the command did, and its exit code, are decided: an interrupt only ends what the process still waits for.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))

@@ -63,3 +63,34 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_dead_broker(
         assert ("Interrupted", True) == (error["type"], error["state_unknown"])
     else:
         assert 1 == stderr.splitlines().count("interrupted"), stderr
+
+
+ENDED = """
+import signal, sys, threading, time
+from headrace.cli import main
+
+def wait():
+    while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        time.sleep(0.01)
+    print("ended", flush=True)
+    time.sleep(60)
+
+def build(_arguments):
+    def command():
+        threading.Thread(target=wait).start()
+        sys.exit(3)
+    return command
+
+main.build_app = build
+main.main()
+"""
+
+
+def test_ctrl_c_ends_a_command_that_has_ended_with_its_own_code() -> None:
+    """A thread may still wait, as one of librdkafka does. The work is done, and its exit code must not change."""
+    with subprocess.Popen([sys.executable, "-c", ENDED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert b"ended\n" == child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=30)
+    assert (3, b"") == (child.returncode, errors)
