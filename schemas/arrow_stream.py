@@ -1,25 +1,27 @@
-"""The size of an encoded row batch in memory, read from its Arrow IPC stream without decompressing anything.
+"""What an Arrow IPC stream takes in memory, read without decompressing anything.
 
-A compressed buffer declares its uncompressed length, so eight bytes a buffer are enough. Accepted is only the
-form that `encode_rows` writes: a schema, one dictionary, one record batch and the end, all of metadata version
-5. Older forms declare compression elsewhere, where this module would not find it.
+A compressed buffer declares its uncompressed length, so eight bytes a buffer are enough. Streams of metadata version 4
+that have metadata of their own are refused: they may declare compression there.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 _CONTINUATION = 0xFFFFFFFF
-_VERSION_5 = 4
+_VERSION_4, _VERSION_5 = 3, 4
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 # Numbers of fields in the tables of Arrow's Message.fbs.
 _MESSAGE_VERSION, _MESSAGE_KIND, _MESSAGE_HEADER, _MESSAGE_BODY_BYTES, _MESSAGE_CUSTOM = range(5)
 _DICTIONARY_DATA = 1
-_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
+_BATCH_ROWS, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = range(4)
 _LENGTH_BYTES = 8
 _NOT_COMPRESSED = -1
 
@@ -27,14 +29,35 @@ Int64s = npt.NDArray[np.int64]
 
 
 class StreamInvalid(ValueError):
-    """Bytes that are no Arrow IPC stream in the form of a row batch."""
+    """Bytes that are no Arrow IPC stream, or not in the form that is asked for."""
+
+
+class StreamSize(NamedTuple):
+    """What a stream declares: the bytes of its buffers once they are decoded, and its values, nulls and nested ones too.
+
+    Columns of nulls, and of runs, have values without any bytes; rows without columns count as one value each.
+    """
+
+    size_bytes: int
+    values: int
+
+
+class _Frame(NamedTuple):
+    kind: int
+    message: _Table
+    body: memoryview
+
+    def batch(self) -> _Table:
+        """The header of the batch that a record batch is, or that a dictionary has."""
+        header = self.message.table(_MESSAGE_HEADER)
+        return header if self.kind == _BATCH else header.table(_DICTIONARY_DATA)
 
 
 def decoded_size(data: bytes | memoryview | pa.Buffer) -> int:
     """Bytes that the buffers of an encoded row batch take once they are decoded, as the stream declares them.
 
-    The decoder allocates no more, and fails when a buffer has another length than declared. Raises
-    StreamInvalid.
+    The decoder allocates no more, and fails when a buffer has another length than declared. Raises StreamInvalid, also
+    for any form but that of `encode_rows`: a schema, one dictionary, one record batch and the end, of version 5.
     """
     try:
         return _decoded_size(memoryview(data))
@@ -42,38 +65,69 @@ def decoded_size(data: bytes | memoryview | pa.Buffer) -> int:
         raise StreamInvalid(f"not the stream of a row batch: {error}") from error
 
 
+def stream_size(data: bytes | memoryview | pa.Buffer) -> StreamSize:
+    """What any Arrow IPC stream takes. Raises StreamInvalid."""
+    try:
+        size_bytes = values = 0
+        for frame in _frames(memoryview(data)):
+            if frame.kind != _SCHEMA:
+                batch = frame.batch()
+                lengths, _ = batch.pairs(_BATCH_NODES)
+                # As floats: the sum of hostile lengths would wrap around in int64.
+                values += max(int(lengths.sum(dtype=np.float64)), batch.number(_BATCH_ROWS, "<q"))
+                size_bytes += _body_size(batch, frame.body)
+        return StreamSize(size_bytes, values)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise StreamInvalid(str(error)) from error
+
+
 def _decoded_size(data: memoryview) -> int:
-    position = total = 0
-    for kind in (_SCHEMA, _DICTIONARY, _BATCH):
+    total = 0
+    for number, (kind, frame) in enumerate(zip_longest((_SCHEMA, _DICTIONARY, _BATCH), _frames(data))):
+        if frame is None or frame.kind != kind or frame.message.number(_MESSAGE_VERSION, "<h") != _VERSION_5:
+            raise StreamInvalid(f"message {number} is not of kind {kind} and metadata version 5")
+        if frame.message.has(_MESSAGE_CUSTOM):
+            raise StreamInvalid("a message has metadata of its own")
+        if kind != _SCHEMA:
+            total += _body_size(frame.batch(), frame.body)
+    return total
+
+
+def _frames(data: memoryview) -> Iterator[_Frame]:
+    """The messages of a stream that ends with the last of its bytes."""
+    position = 0
+    while True:
         marker, metadata_bytes = struct.unpack_from("<Ii", data, position)
-        if marker != _CONTINUATION or metadata_bytes <= 0:
+        if marker != _CONTINUATION or metadata_bytes < 0:
             raise StreamInvalid(f"no message at byte {position}")
-        metadata = data[position + 8 : position + 8 + metadata_bytes]
+        position += 8
+        if metadata_bytes == 0:
+            break
+        metadata = data[position : position + metadata_bytes]
         if len(metadata) != metadata_bytes:
             raise StreamInvalid("the metadata ends early")
         message = _Table.root(metadata)
-        if message.number(_MESSAGE_KIND, "<B") != kind or message.number(_MESSAGE_VERSION, "<h") != _VERSION_5:
-            raise StreamInvalid(f"the message at byte {position} is not of kind {kind} and metadata version 5")
-        if message.has(_MESSAGE_CUSTOM):
-            raise StreamInvalid("a message has metadata of its own")
-        position += 8 + metadata_bytes
-        body = data[position : position + message.number(_MESSAGE_BODY_BYTES, "<q")]
-        if len(body) != message.number(_MESSAGE_BODY_BYTES, "<q"):
+        kind, version = message.number(_MESSAGE_KIND, "<B"), message.number(_MESSAGE_VERSION, "<h")
+        if kind not in (_SCHEMA, _DICTIONARY, _BATCH):
+            raise StreamInvalid(f"a message is of kind {kind}")
+        if version != _VERSION_5 and (version != _VERSION_4 or message.has(_MESSAGE_CUSTOM)):
+            raise StreamInvalid(f"a message is of metadata version {version + 1}")
+        position += metadata_bytes
+        body_bytes = message.number(_MESSAGE_BODY_BYTES, "<q")
+        body = data[position : position + body_bytes]
+        if len(body) != body_bytes:
             raise StreamInvalid("a body ends early")
-        position += len(body)
-        if kind != _SCHEMA:
-            header = message.table(_MESSAGE_HEADER)
-            total += _body_size(header if kind == _BATCH else header.table(_DICTIONARY_DATA), body)
-    if bytes(data[position:]) != struct.pack("<Ii", _CONTINUATION, 0):
-        raise StreamInvalid("the stream does not end behind its record batch")
-    return total
+        position += body_bytes
+        yield _Frame(kind, message, body)
+    if position != len(data):
+        raise StreamInvalid("there are bytes behind its end")
 
 
 def _body_size(batch: _Table, body: memoryview) -> int:
     """Decoded bytes of the buffers of a record batch."""
     offsets, lengths = batch.pairs(_BATCH_BUFFERS)
     if not len(offsets):
-        raise StreamInvalid("a batch without buffers")
+        return 0
     if min(offsets.min(), lengths.min()) < 0 or lengths.max() > len(body) or (offsets > len(body) - lengths).any():
         raise StreamInvalid("a buffer is outside its body")
     if not batch.has(_BATCH_COMPRESSION):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from headrace.connectors.formats.alike_streams import (
+    AlikeStreams,
+    StreamLayout,
+    layout_of,
+)
 from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
@@ -18,11 +26,14 @@ from headrace.connectors.formats.interface import (
 )
 from headrace.connectors.formats.lines import Integers
 from headrace.connectors.formats.row_rules import validate_but_for_times
+from headrace.connectors.formats.stream_reader import StreamUnreadable, read_stream
 from headrace.connectors.formats.text_columns import present_tags
 from headrace.connectors.formats.typed_rows import TypedRows, chosen_columns, numbered_lines, typed_chunks
 
-END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-CUT = "the Arrow stream is cut: the mark of its end is missing"
+MESSAGE_DECODED_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes that a message may take once it is decoded, and values that it may have: 4 KB may declare terabytes."""
+LAYOUTS_MAX = 16
+"""Layouts that are known at a time: a message is compared with each of its size."""
 
 
 class _NotAStream(Exception):
@@ -35,18 +46,21 @@ def parse_arrow(
     """The readings of messages; `default_times` are those of the messages."""
     if options.table is None and options.table_column is None:
         raise OptionsError("Arrow readings need a table", action=TABLE_ACTION)
-    streams = _Streams()
+    streams = _Streams(values)
     # A message that cannot be read has one line, to be rejected.
     faults: dict[int, str] = {}
     counts = np.zeros(len(values), np.int64)
-    # One step a message, which is a stream of many rows.
-    for message, value in enumerate(values):
-        if not value.is_valid or not value.as_buffer().size:
-            continue
-        try:
-            counts[message] = streams.add(message, value.as_py())
-        except _NotAStream as error:
-            faults[message], counts[message] = str(error), 1
+
+    def read(messages: Iterable[int], add: Callable[[int], int]) -> None:
+        # One step a message, which is a stream of many rows.
+        for message in messages:
+            try:
+                counts[message] = add(message)
+            except _NotAStream as error:
+                faults[message], counts[message] = str(error), 1
+
+    read(streams.present, streams.add)
+    read(streams.take_unfit(), streams.add_alone)
     firsts = np.cumsum(counts) - counts
     messages = np.repeat(np.arange(len(values)), counts)
     lines = numbered_lines(messages, np.arange(len(messages)) - firsts[messages])
@@ -57,50 +71,89 @@ def parse_arrow(
     return builder.build(_chunks(streams, firsts, counts, options, times, rejections))
 
 
-Rows = tuple[list[int], list[pa.RecordBatch]]
-"""The messages of one schema that have rows, and their batches."""
-
-
 class _Streams:
     """The rows of messages, those of one schema together."""
 
-    def __init__(self) -> None:
-        self.by_schema: dict[pa.Schema, Rows] = {}
-        self._last: tuple[pa.Schema, Rows] | None = None
+    def __init__(self, values: pa.Array) -> None:
+        texts = pc.fill_null(values, b"") if values.null_count else values
+        _, offsets, data = texts.cast(pa.large_binary()).buffers()
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else [0]
+        self._bounds = list(pairwise(map(int, bounds)))
+        self._data = data or pa.py_buffer(b"")
+        self._bytes = np.frombuffer(self._data, np.uint8)
+        self._layouts: dict[int, list[tuple[StreamLayout, AlikeStreams, int]]] = defaultdict(list)
+        self._alike: dict[pa.Schema, AlikeStreams] = {}
+        self._alone: dict[pa.Schema, tuple[list[int], list[pa.RecordBatch]]] = {}
 
-    def add(self, message: int, value: bytes) -> int:
+    @property
+    def present(self) -> list[int]:
+        """The messages that have a value."""
+        return [message for message, (start, end) in enumerate(self._bounds) if start < end]
+
+    def add(self, message: int) -> int:
         """Read a message; returns its rows. Raises _NotAStream."""
+        start, value = self._bounds[message][0], self._value(message)
+        for layout, streams, number in self._layouts[value.size]:
+            if layout.fits(value):
+                return streams.add(message, start, number)
+        value = _aligned(value)
         schema, batches = _read(value)
-        # Most messages have the schema of the one before, and to compare two takes less than to hash one.
-        if self._last is None or not schema.equals(self._last[0]):
-            _check_names(schema)
-            bare = schema.remove_metadata()
-            self._last = bare, self.by_schema.setdefault(bare, ([], []))
-        rows = sum(len(batch) for batch in batches)
+        known = sum(map(len, self._layouts.values()))
+        found = layout_of(value, batches) if known < LAYOUTS_MAX else None
+        if found is None:
+            return self._add_batches(message, schema, batches)
+        streams = self._alike.setdefault(schema, AlikeStreams(schema))
+        number = streams.add_layout(found)
+        self._layouts[value.size].append((found, streams, number))
+        return streams.add(message, start, number)
+
+    def add_alone(self, message: int) -> int:
+        """As `add`, whatever other messages are like."""
+        return self._add_batches(message, *_read(_aligned(self._value(message))))
+
+    def _value(self, message: int) -> pa.Buffer:
+        start, end = self._bounds[message]
+        return self._data.slice(start, end - start)
+
+    def _add_batches(self, message: int, schema: pa.Schema, batches: list[pa.RecordBatch]) -> int:
+        rows = sum(map(len, batches))
         if rows:
-            messages, known = self._last[1]
+            messages, known = self._alone.setdefault(schema, ([], []))
             messages.append(message)
             known.extend(batches)
         return rows
 
+    def take_unfit(self) -> list[int]:
+        """Leave out those that are not valid; these messages."""
+        return [message for alike in self._alike.values() for message in alike.take_unfit(self._bytes)]
 
-def _read(value: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """The schema and the rows of one message. Raises _NotAStream."""
-    # Arrow takes the end of the bytes for the end of the stream: a cut between two batches would go unseen.
-    if not value.endswith(END_MARK):
-        raise _NotAStream(CUT)
-    source = pa.BufferReader(value)
+    def tables(self) -> Iterator[tuple[list[int], pa.Table]]:
+        """The rows of those of one schema and form, with their messages."""
+        for alike in self._alike.values():
+            if alike.messages:
+                yield alike.messages, alike.table(self._bytes)
+        for schema, (messages, batches) in self._alone.items():
+            yield messages, _joined(pa.Table.from_batches(batches, schema))
+
+
+def _aligned(value: pa.Buffer) -> pa.Buffer:
+    """A copy that begins where numbers may begin."""
+    return pa.py_buffer(value.to_pybytes())
+
+
+def _read(value: pa.Buffer) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """The schema, without metadata, and the rows of one message. Raises _NotAStream."""
     try:
-        with pa.ipc.RecordBatchStreamReader(source) as reader:
-            batches = list(reader)
-        if source.tell() != len(value):
-            raise _NotAStream("the message has bytes behind its Arrow stream")
+        schema, batches = read_stream(value, MESSAGE_DECODED_BYTES_MAX)
         # Any function may fail on an array with an offset out of range, or end the process.
         for batch in batches:
             _validate(batch)
-    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+    except StreamUnreadable as error:
+        raise _NotAStream(f"the message is {error}") from None
+    except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
         raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
-    return reader.schema, batches
+    _check_names(schema)
+    return schema.remove_metadata(), [batch.replace_schema_metadata() for batch in batches]
 
 
 def _validate(batch: pa.RecordBatch) -> None:
@@ -130,10 +183,7 @@ def _chunks(
     default_times: DefaultTimes,
     rejections: Rejections,
 ) -> Iterator[TableChunk]:
-    for schema, (messages, batches) in streams.by_schema.items():
-        if not messages:
-            continue
-        table = _joined(pa.Table.from_batches([batch.replace_schema_metadata() for batch in batches], schema))
+    for messages, table in streams.tables():
         numbers = np.concatenate([firsts[each] + np.arange(counts[each]) for each in messages])
         named = chosen_columns(_columns(table, options), options)
         if not named:

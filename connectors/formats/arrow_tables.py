@@ -36,6 +36,8 @@ from headrace.connectors.formats.text_columns import (
 from headrace.connectors.formats.unfit_values import DECIMAL_REASON, INTEGER_REASON, WHOLE_REASON, unfit_values
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
+DECODED_TEXT_BYTES_MAX = 1 << 30
+"""Text of a column whose rows share it, once each row has its own: Arrow adds up offsets of 32 bits."""
 _IN_RANGE = "write times between the years 1677 and 2262"
 
 
@@ -128,6 +130,11 @@ def _field_names(table: pa.Table, options: FormatOptions) -> list[str]:
 
 def plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
     """A column as one array, dictionaries and run lengths decoded. Raises ColumnTypeError."""
+    if (size_bytes := _decoded_text_bytes(column)) > DECODED_TEXT_BYTES_MAX:
+        raise ColumnTypeError(
+            f"column {name!r} takes {size_bytes} bytes once it is decoded, {DECODED_TEXT_BYTES_MAX} is the most",
+            action="send it in parts",
+        )
     if pa.types.is_dictionary(column.type):
         try:
             column = column.cast(column.type.value_type)
@@ -140,6 +147,30 @@ def plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
         column = pc.run_end_decode(column)
     # Arrow copies a single chunk too.
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _decoded_text_bytes(column: pa.ChunkedArray) -> int:
+    """At most so many bytes has the text of all rows, where a text is there once for many rows; else 0.
+
+    Exact where that is above the limit: a kilobyte may be the text of a million rows.
+    """
+    is_dictionary = pa.types.is_dictionary(column.type)
+    if not is_dictionary and not pa.types.is_run_end_encoded(column.type):
+        return 0
+    total = 0
+    for chunk in column.chunks:
+        texts = chunk.dictionary if is_dictionary else chunk.values
+        if pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type):
+            total += (pc.max(pc.binary_length(texts)).as_py() or 0) * len(chunk)
+    if total <= DECODED_TEXT_BYTES_MAX:
+        return total
+    lengths = (
+        pc.binary_length(chunk.dictionary).take(chunk.indices)
+        if is_dictionary
+        else pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(chunk.run_ends, pc.binary_length(chunk.values)))
+        for chunk in column.chunks
+    )
+    return sum(pc.sum(each).as_py() or 0 for each in lengths)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -231,8 +262,13 @@ def is_field_type(kind: pa.DataType) -> bool:
 
 
 def readable_column(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """A column in a form that Arrow can select from; None for a type that no field, tag or time can have."""
+    """A column in a form that Arrow can select from.
+
+    None for a type that no field, tag or time can have, and for runs of a text that is too long for all of their rows.
+    """
     if pa.types.is_run_end_encoded(column.type):
+        if _decoded_text_bytes(column) > DECODED_TEXT_BYTES_MAX:
+            return None
         try:
             column = pc.run_end_decode(column)
         except pa.ArrowNotImplementedError:

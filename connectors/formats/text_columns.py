@@ -188,10 +188,11 @@ def encode_tags(texts: pa.Array, absent: str = "") -> pa.Array:
     """Text (plain or as a dictionary) as dictionary<int32, string>; the text `absent` becomes null."""
     found = texts if pa.types.is_dictionary(texts.type) else pc.dictionary_encode(texts)
     dictionary = found.dictionary.cast(pa.string())
-    absent_code = pc.index(dictionary, absent).as_py()
+    # Whoever sends a dictionary may have a text in it twice.
+    is_absent = pc.fill_null(pc.equal(dictionary, absent), fill_value=False)
     indices = found.indices
-    if absent_code >= 0:
-        indices = pc.if_else(pc.equal(indices, absent_code), pa.scalar(None, pa.int32()), indices)
+    if pc.any(is_absent).as_py():
+        indices = pc.if_else(is_absent.take(indices), pa.scalar(None, pa.int32()), indices)
     return pa.DictionaryArray.from_arrays(indices, dictionary)
 
 

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.connectors.formats.arrow_streams import CUT, END_MARK
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
+from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnreadable, read_stream
 from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
@@ -128,7 +128,9 @@ class WriteService:
         async with self._open_request():
             body = await self._body(request)
             written = await self._on_thread(
-                lambda: self._writes.write(given["database"], given["table"], _arrow(body), tags, options)
+                lambda: self._writes.write(
+                    given["database"], given["table"], _arrow(body, self._body_bytes_max), tags, options
+                )
             )
         return JSONResponse({"rows": written.rows, "points": written.points, "offsets": dict(written.offsets)})
 
@@ -171,8 +173,13 @@ class WriteService:
         finally:
             figures.open_requests -= 1
 
+    @property
+    def _body_bytes_max(self) -> int:
+        """Of a body as it arrives, and of what it holds."""
+        return self._writes.settings.http_body_mb_max * 1_000_000
+
     async def _body(self, request: Request) -> bytes:
-        limit = self._writes.settings.http_body_mb_max * 1_000_000
+        limit = self._body_bytes_max
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip"):
             raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
@@ -265,16 +272,15 @@ def _number(name: str, given: str | None, digits_max: int, least: int = 0) -> in
     return int(given)
 
 
-def _arrow(body: bytes) -> pa.Table:
+def _arrow(body: bytes, limit: int) -> pa.Table:
+    """The rows of a body, which may take so many bytes once they are decoded, too. Raises RequestInvalid, RequestTooLarge."""
     try:
-        with pa.ipc.open_stream(body) as reader:
-            found = reader.read_all()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestInvalid(f"the body is not an Arrow stream: {error}", action="send an Arrow IPC stream") from None
-    # Arrow takes a cut between two batches for the end.
-    if not body.endswith(END_MARK):
-        raise RequestInvalid(CUT, action="send the stream whole, to the mark of its end")
-    return found
+        schema, batches = read_stream(pa.py_buffer(body), limit)
+    except StreamTooLarge as error:
+        raise RequestTooLarge(f"the body is {error}", action="send fewer rows (write.http_body_mb_max)") from None
+    except StreamUnreadable as error:
+        raise RequestInvalid(f"the body is {error}", action="send a whole Arrow IPC stream") from None
+    return pa.Table.from_batches(batches, schema)
 
 
 def _delete(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import zlib
 from typing import Any
 
 import httpx
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -34,10 +35,10 @@ def written(node: FakeNode) -> list[tuple[str, str, int, dict[str, Any]]]:
     return found
 
 
-def stream_of(table: pa.Table) -> bytes:
+def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
     """An Arrow IPC stream."""
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
@@ -166,6 +167,18 @@ def test_more_open_requests_than_the_limit_get_503(client: httpx.Client, node: F
     assert (0, 1) == (node.writes.figures.open_requests, node.writes.figures.refused_requests)
 
 
+def test_an_arrow_bomb_is_not_unpacked(client: httpx.Client, node: FakeNode) -> None:
+    """Of some KB that take 100 MB once they are decoded, or of as many nulls."""
+    many = 100_000_000 // 8
+    for rows in (pa.table({"time": pa.array(np.zeros(many, np.int64))}), pa.table({"time": pa.nulls(8 * many)})):
+        body = stream_of(rows, compression="zstd")
+        assert len(body) < 100_000
+        answer = client.post("/api/v1/write?database=d&table=t", content=body)
+        assert (413, "RequestTooLarge") == (answer.status_code, answer.json()["error"]["kind"])
+        assert "is the most of either" in answer.json()["error"]["message"]
+    assert [] == written(node)
+
+
 def test_ping_answers_as_influxdb_does(client: httpx.Client) -> None:
     """Clients look at it before they write."""
     assert [204, 204] == [client.get("/ping").status_code, client.head("/ping").status_code]
@@ -185,8 +198,8 @@ def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: Fak
     [
         ("/api/v1/write?table=t", b"", "no database"),
         ("/api/v1/write?database=d", b"", "no table"),
-        ("/api/v1/write?database=d&table=t", b"nonsense", "not an Arrow stream"),
-        ("/api/v1/write?database=d&table=t", stream_of(pa.table({"time": [1], "v": [1]}))[:-8], "stream is cut"),
+        ("/api/v1/write?database=d&table=t", b"nonsense", "no Arrow stream"),
+        ("/api/v1/write?database=d&table=t", stream_of(pa.table({"time": [1], "v": [1]}))[:-8], "the body is cut"),
         ("/api/v1/write?database=d&table=t&quorum=x", b"", "quorum 'x'"),
         ("/api/v1/write?database=d&table=t&quorum=5", None, "5"),
         ("/api/v1/write?database=d&table=t&quorum_timeout_ms=0", b"", "quorum_timeout_ms 0 is too small"),
