@@ -18,7 +18,8 @@ from sqlglot import exp
 
 from headrace.consumers.query.guard import Statement, may_name_now
 from headrace.consumers.query.planner import parse
-from headrace.consumers.query.templates import Template, moved, template_of, with_probes
+from headrace.consumers.query.scope import position_of, set_position
+from headrace.consumers.query.templates import Shifts, Template, moved, template_of, with_probes
 from headrace.schemas.tables import TableSchema
 
 CHECKED_MAX, CHECKED_CHARACTERS_MAX = 512, 8 * 1024
@@ -59,17 +60,23 @@ class Recent(Generic[ValueT]):
             self._values.popitem(last=False)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LiteralTree:
-    """The tree of one statement, and the nodes of its literals in their order."""
+    """The tree of one statement, the nodes of its literals in their order, and where the names of its tables are."""
 
     tree: exp.Expression
+    template: Template
     literals: tuple[exp.Literal, ...]
+    tables: tuple[tuple[exp.Table, int | None], ...]
 
     def fill(self, template: Template) -> exp.Expression:
-        """The tree with the literals of another text."""
+        """The tree of another text."""
         for node, literal in zip(self.literals, template.literals, strict=True):
             node.set("this", _content(literal))
+        shifts = Shifts(self.template, template)
+        for table, position in self.tables:
+            if position is not None:
+                set_position(table, shifts.moved(position))
         return self.tree
 
 
@@ -179,13 +186,14 @@ def _trial(statement: Statement, template: Template, check: Callable[[str], Stat
         checked = check(sql)
         if other is None or checked != moved(statement, template, other, sql):
             return found
-        found.trees = [tree for _ in range(TREES_MAX) if (tree := _literal_tree(statement, checked, template, probes))]
+        trees = (_literal_tree(statement, checked, template, other, probes) for _ in range(TREES_MAX))
+        found.trees = [tree for tree in trees if tree is not None]
         found.statement = statement
     return found
 
 
 def _literal_tree(
-    statement: Statement, probed: Statement, template: Template, probes: tuple[str, ...]
+    statement: Statement, probed: Statement, template: Template, other: Template, probes: tuple[str, ...]
 ) -> LiteralTree | None:
     """The tree of a statement, if its literals are values there; None where one of them is more."""
     expected, tree = parse(statement), parse(probed)
@@ -197,8 +205,18 @@ def _literal_tree(
     nodes = [by_text.get(_content(probe), []) for probe in probes]
     if any(not _is_value(probe, each) for probe, each in zip(probes, nodes, strict=True)):
         return None
-    found = LiteralTree(tree, tuple(each[0] for each in nodes))
-    return found if repr(found.fill(template)) == repr(expected) else None
+    found = LiteralTree(tree, other, tuple(each[0] for each in nodes), _tables(tree))
+    # The text of a tree has no positions.
+    is_same = repr(found.fill(template)) == repr(expected) and _positions(tree) == _positions(expected)
+    return found if is_same else None
+
+
+def _tables(tree: exp.Expression) -> tuple[tuple[exp.Table, int | None], ...]:
+    return tuple((table, position_of(table)) for table in tree.find_all(exp.Table))
+
+
+def _positions(tree: exp.Expression) -> list[int | None]:
+    return [position for _, position in _tables(tree)]
 
 
 def _is_value(probe: str, nodes: Sequence[exp.Literal]) -> bool:

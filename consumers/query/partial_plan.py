@@ -15,6 +15,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.consumers.query.aggregates import divided, is_aggregate
+from headrace.consumers.query.scope import position_of
 from headrace.consumers.query.sql_nodes import is_of_row, parsed_expression, quoted_column, sql_of
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -123,6 +124,8 @@ class _Division:
         _require(distinct is None or not distinct.args.get("on"))
         for clause in ("limit", "offset"):
             found = select.args.get(clause)
+            # FETCH FIRST stands in the place of a LIMIT.
+            _require(found is None or isinstance(found, exp.Limit | exp.Offset))
             _require(found is None or (is_of_row(found.expression) and not found.find(exp.Column)))
             _require(found is None or not {name for name, value in found.args.items() if value} - {"expression"})
 
@@ -358,10 +361,10 @@ def span_of(sql: str, select: exp.Select, table: exp.Table) -> Span | None:
         return Span(0, len(sql))
     if not isinstance(select.parent, exp.Subquery | exp.CTE):
         return None
-    place = (table.args.get("db") or table.this).meta.get("start")
-    if place is None:
+    place, tokens = position_of(table), sqlglot.tokenize(sql, dialect="duckdb")
+    # What stands there decides which SELECT is replaced.
+    if place is None or not any(token.start == place and token.text in (table.db, table.name) for token in tokens):
         return None
-    tokens = sqlglot.tokenize(sql, dialect="duckdb")
     bounds = _brackets_around(tokens, place)
     if bounds is None or tokens[bounds[0] + 1].token_type is not TokenType.SELECT:
         return None

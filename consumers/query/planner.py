@@ -34,6 +34,7 @@ from headrace.consumers.query.scope import (
     joins_many,
     rows_depend_on_each_other,
     select_of,
+    sources_of,
 )
 from headrace.consumers.query.series_plan import SeriesAggregates, series_aggregates
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
@@ -286,6 +287,9 @@ def _columns_used(
     tree: exp.Expression, table: exp.Table, select: exp.Expression, schema: TableSchema
 ) -> frozenset[str] | None:
     """Columns whose name occurs anywhere in the statement, or None where every column may be meant."""
+    # PIVOT groups by all columns that it does not name.
+    if any(source.args.get("pivots") for source in sources_of(select)):
+        return None
     if any(_has_star(inner) for inner in select.find_all(exp.Select)):
         return None
     if any(join.method.upper() == "NATURAL" for join in select.args.get("joins") or ()):

@@ -28,6 +28,21 @@ def select_of(table: exp.Table) -> exp.Select | None:
     return select if isinstance(select, exp.Select) else None
 
 
+def position_of(table: exp.Table) -> int | None:
+    """Where the name of a table begins in the text of its tree; None where that is not known."""
+    return _first_name(table).meta.get("start")
+
+
+def set_position(table: exp.Table, position: int) -> None:
+    """The tree is that of another text now."""
+    _first_name(table).meta["start"] = position
+
+
+def _first_name(table: exp.Table) -> exp.Expression:
+    first: exp.Expression = table.args.get("db") or table.this
+    return first
+
+
 def rows_depend_on_each_other(select: exp.Select) -> bool:
     """True where leaving out a row that WHERE rejects changes which other rows are joined or sampled."""
     if select.args.get("sample") or any(
@@ -37,7 +52,7 @@ def rows_depend_on_each_other(select: exp.Select) -> bool:
     return any(join.method.upper() in ("ASOF", "POSITIONAL") for join in select.args.get("joins") or ())
 
 
-def sources_of(select: exp.Select) -> list[exp.Expression]:
+def sources_of(select: exp.Expression) -> list[exp.Expression]:
     """What a SELECT reads: each item of its FROM, with joins and laterals."""
     clause = select.args.get("from_") or select.args.get("from")
     first = [clause.this] if clause is not None else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -83,15 +82,26 @@ def with_probes(template: Template) -> tuple[str, tuple[str, ...]]:
 
 def moved(statement: Statement, known: Template, other: Template, sql: str) -> Statement:
     """The statement of another text of the template of a known one, with its tables where they are there."""
-    growth = [len(new) - len(old) for new, old in zip(other.literals, known.literals, strict=True)]
-    shifts = [0, *accumulate(growth)]
-    tables = tuple(_moved(name, known.ends, shifts) for name in statement.tables)
-    return replace(statement, sql=sql, tables=tables)
+    shifts = Shifts(known, other)
+    return replace(statement, sql=sql, tables=tuple(_moved(name, shifts) for name in statement.tables))
 
 
-def _moved(name: TableName, ends: Sequence[int], shifts: Sequence[int]) -> TableName:
+class Shifts:
+    """Where characters of a text, outside of its literals, are in another one of its template."""
+
+    def __init__(self, known: Template, other: Template) -> None:
+        growth = [len(new) - len(old) for new, old in zip(other.literals, known.literals, strict=True)]
+        self._ends = known.ends
+        self._shifts = [0, *accumulate(growth)]
+
+    def moved(self, position: int) -> int:
+        """The position in the other text."""
+        return position + self._shifts[bisect_right(self._ends, position)]
+
+
+def _moved(name: TableName, shifts: Shifts) -> TableName:
     if name.position is None:
         return name
-    shift = shifts[bisect_right(ends, name.position)]
+    position = shifts.moved(name.position)
     # Most tables stand before all literals.
-    return name if not shift else replace(name, position=name.position + shift)
+    return name if position == name.position else replace(name, position=position)

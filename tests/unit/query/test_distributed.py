@@ -293,3 +293,60 @@ def test_a_limit_reads_few_row_groups(tmp_path: Path) -> None:
         read = [row for row in whole if row["driver"] == "rows" and row["segments_read"]]
         assert 6_000 == sum(row["rows"] for row in read)
         assert all(row["row_groups_read"] >= 1 for row in read)
+
+
+MAX, MIN = (f"(SELECT {name}(x) AS v FROM {TABLE})" for name in ("max", "min"))
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        (f"SELECT {{}} AS k, {{}} AS l, a.v, b.v FROM {MAX} a, {MIN} b", [("'a'", "'x'"), ("'b'", "'x'")]),
+        (f"SELECT (a.v - b.v) * 100 / {{}} + {{}} FROM {MAX} a, {MIN} b", [("2", "3"), ("5", "6"), ("12345", "7")]),
+        (
+            f"SELECT count(*) FROM {TABLE} WHERE host <> {{}} AND host <> {{}} AND x > {MIN} AND x < {MAX}",
+            [("'a'", "'b'"), ("'c'", "'d'"), ("'host_1'", "'host_2'")],
+        ),
+        (
+            f"SELECT n FROM (SELECT host, count(*) AS n FROM {TABLE} WHERE host <> {{}}"
+            f" AND time > (SELECT min(time) FROM {TABLE}) GROUP BY host)",
+            [("'a'",), ("'b'",), ("'a longer text than a probe'",)],
+        ),
+    ],
+)
+def test_statements_that_differ_in_literals_keep_their_subqueries(
+    written: Written, form: str, values: list[tuple[str, ...]]
+) -> None:
+    """From the second text of a template on its tree is used again, and its subqueries are where they are in each text."""
+    for _ in range(2):
+        for literals in values:
+            written.check("n1", form.format(*literals), ordered=False)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT count(*) FROM {TABLE} PIVOT (sum(x) FOR region IN ('eu'))",
+        f"SELECT max(eu) FROM {TABLE} PIVOT (sum(x) FOR region IN ('eu'))",
+        f"SELECT time, eu FROM {TABLE} PIVOT (sum(x) FOR region IN ('eu'))",
+        f"SELECT count(*) FROM {TABLE} AS p PIVOT (count(*) FOR (region, host) IN (('eu', 'host_1'))) WHERE eu_host_1 = 0",
+        f"WITH p AS (SELECT count(*) AS c FROM {TABLE} PIVOT (sum(x) FOR region IN ('eu'))) SELECT c FROM p",
+        f"SELECT count(*) FROM (SELECT 1) AS one JOIN {TABLE} PIVOT (sum(x) FOR region IN ('eu')) ON true",
+        f"SELECT max(eu) FROM {TABLE} PIVOT (sum(x) FOR region IN ('eu') GROUP BY host)",
+        f"SELECT sum(v) FROM {TABLE} UNPIVOT (v FOR name IN (x, n))",
+    ],
+)
+def test_pivot_groups_by_what_it_does_not_name(written: Written, sql: str) -> None:
+    """All other columns of the table decide how many rows there are, also where the statement names none of them."""
+    written.check("n2", sql, ordered=False)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT time FROM {table} ORDER BY time {fetch}", "SELECT max(x) FROM {table} {fetch}"]
+)
+@pytest.mark.parametrize(
+    "fetch", ["FETCH FIRST 3 ROWS ONLY", "OFFSET 1 ROWS FETCH NEXT 1 ROW ONLY", "FETCH FIRST ROW ONLY"]
+)
+def test_fetch_is_a_limit(written: Written, sql: str, fetch: str) -> None:
+    """In the words of the standard."""
+    written.check("n3", sql.format(table=TABLE, fetch=fetch), ordered=True)

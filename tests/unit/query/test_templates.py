@@ -10,12 +10,14 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlglot import exp
 
 from headrace.consumers.query import checked_statements
 from headrace.consumers.query.checked_statements import TEMPLATES_MAX, TREES_MAX, CheckedStatements
 from headrace.consumers.query.database import statement_kinds, syntax_tree
 from headrace.consumers.query.guard import Statement, check
 from headrace.consumers.query.planner import PLANNED_BYTES_MAX, parse, plan_scans
+from headrace.consumers.query.scope import position_of
 from headrace.consumers.query.table_names import resolve
 from headrace.consumers.query.templates import Template, template_of
 from tests.unit.query.test_planner import SCHEMAS, evaluate
@@ -33,6 +35,12 @@ def known_after(*texts: str) -> CheckedStatements:
     return found
 
 
+def places(tree: exp.Expression | None) -> list[int | None]:
+    """Where the tables of a tree are in its text."""
+    assert tree is not None
+    return [position_of(table) for table in tree.find_all(exp.Table)]
+
+
 @pytest.mark.parametrize(
     ("form", "values"),
     [
@@ -48,6 +56,10 @@ def known_after(*texts: str) -> CheckedStatements:
         ("SELECT name FROM readings WHERE name IN ({}, {})", [("'a'", "'b'"), ("'long name'", "'a'")]),
         ("SELECT name FROM readings WHERE name = 'x' OR time < {}", [("'now'",), ("'2024-01-01'",)]),
         ("SELECT {} || name, (SELECT max(code) FROM events WHERE name = {}) FROM iot.readings", [("'a'", "'b'")]),
+        (
+            "SELECT {} AS k, a.v, b.v FROM (SELECT max(load) AS v FROM readings) a, (SELECT {} AS v FROM iot.readings) b",
+            [("'x'", "1"), ("'long text'", "12345"), ("''", "2")],
+        ),
         ("WITH a AS (SELECT * FROM events WHERE code = {}) SELECT * FROM a, iot.readings", [("1",), ("12345",)]),
         ("SELECT sum(load * {}) FROM readings", [("1.5",), ("0.25",), ("2",)]),
         ("SELECT load FROM readings WHERE name = {}", [("''",), ("'(x'",), ("'it''s'",), ("E'\\n'",), ("'ü'",)]),
@@ -64,6 +76,7 @@ def test_a_statement_of_a_known_template_is_what_a_check_finds(form: str, values
         for _ in range(2):
             with known.tree(checked) as tree:
                 assert repr(parse(checked)) == repr(tree)
+                assert places(parse(checked)) == places(tree)
         resolved = resolve(checked.tables, checked.cte_names, SCHEMAS)
         parsed = partial(known.tree, checked)
         expected = plan_scans(checked, resolved, SCHEMAS, evaluate)
