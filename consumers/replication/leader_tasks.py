@@ -29,7 +29,7 @@ from headrace.consumers.replication.leader_parts import (
     TableRetention,
 )
 from headrace.consumers.replication.settings import SealPolicy
-from headrace.consumers.replication.upkeep import NoWaitingCentres, WaitingCentres, due_upkeep
+from headrace.consumers.replication.upkeep import NoWaitingCentres, WaitingCentres, due_upkeep, is_seal_due
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import (
@@ -259,7 +259,8 @@ class LeaderTasks:
         if self._clock.monotonic_s() < self._upkeep_after_s.get(topic, 0.0) or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
-        if self._trimmer.is_trimmed_unsealed(topic, group):
+        live = self._heartbeat.live(group.name, group.applied.changes.members)
+        if self._trimmer.is_trimmed_unsealed(topic, group) or is_seal_due(group, live):
             self._note_pending(topic, group)
             self._append_seal(topic, group, leadership)
             return
@@ -280,9 +281,9 @@ class LeaderTasks:
         return decision
 
     def _is_old(self, topic: str, group: Group) -> bool:
-        """Whether rows have been unsealed for the age of the policy."""
-        frontier, unsealed = group.applied.frontier, group.applied.unsealed_rows
-        if not unsealed:
+        """Whether rows, or files that were loaded, have been in no seal for the age of the policy."""
+        frontier = group.applied.frontier
+        if not group.applied.unsealed_rows and group.store.loaded_version <= frontier:
             self._unsealed_since_s.pop(topic, None)
             return False
         known, since_s = self._unsealed_since_s.get(topic, (-1, 0.0))

@@ -59,10 +59,12 @@ class FakeStore:
     """One segment of yesterday."""
 
     oldest_ns: int = NOW_NS - DAY_NS
+    loaded_version: int = 0
 
     def segments(self) -> list[Any]:
         """See Store."""
-        return [SimpleNamespace(name="s", database="plant", table="pumps", max_time_ns=self.oldest_ns)]
+        of = {"name": "s", "database": "plant", "table": "pumps", "loaded_version": self.loaded_version}
+        return [SimpleNamespace(**of, max_time_ns=self.oldest_ns)]
 
     def pending_jobs(self) -> int:
         """See Store."""
@@ -90,7 +92,7 @@ class Scene:
         members = tuple(MemberView(node, MINE.incarnation, True, True, epoch) for node in MEMBERS)
         view = GroupView(members, "n1", leader, 60_000, True, False, 0)
         state = AppliedState(version=9, offset=9, epoch=applied.epoch, leader=applied, unsealed_rows=3)
-        jobs = SimpleNamespace(sealed_offset=4)
+        jobs = SimpleNamespace(sealed_offset=4, sealed_version=4)
         self.group: Any = SimpleNamespace(name="n1", applied=state, store=FakeStore(), store_jobs=jobs)
         self.heartbeat: Any = FakeHeartbeat()
         self.tasks = LeaderTasks(
@@ -152,6 +154,46 @@ def test_a_log_that_was_trimmed_beyond_the_files_is_sealed_at_once(before: int, 
         scene.tasks._run_group(TOPIC, scene.group, True)
     found = [decode_message(record.value).body for record in scene.log.topic(TOPIC).records if record.value]
     assert seals * [Seal] == list(map(type, found))
+
+
+@pytest.mark.parametrize(
+    ("loaded", "sealed", "merges", "behind", "expected"),
+    [
+        (3, 4, 1, False, [Compact]),
+        (5, 4, 1, False, [Seal]),
+        (5, 4, 1, True, []),
+        (5, 4, 0, False, []),
+        (5, 0, 0, True, [Seal]),
+        (0, 0, 0, False, []),
+    ],
+    ids=["sealed", "loaded since", "a member is behind", "nothing to merge", "never sealed", "no files of others"],
+)
+def test_loaded_files_are_merged_behind_a_seal(
+    monkeypatch: pytest.MonkeyPatch, loaded: int, sealed: int, merges: int, behind: bool, expected: list[type]
+) -> None:
+    """A member that reads the load needs the file: it recovered without end, each time from a log whose file was gone."""
+    scene = Scene(leader=MINE, epoch=1, applied=MINE)
+    scene.group.store = FakeStore(loaded_version=loaded)
+    scene.group.store_jobs.sealed_version = sealed
+    changes = replace(scene.group.applied.changes, members=MEMBERS)
+    scene.group.applied = replace(scene.group.applied, unsealed_rows=0, changes=changes)
+    scene.heartbeat.statuses = [replace(STATUS, node=node, eligible=node != "n2" or not behind) for node in MEMBERS]
+    monkeypatch.setattr(FakeStore, "plan_compaction", lambda _self: [SimpleNamespace(inputs=("s",))] * merges)
+    for _ in range(3):
+        scene.turn()
+    assert expected == [type(body) for body in scene.appended()]
+
+
+def test_loaded_files_are_sealed_after_the_age_whoever_is_behind() -> None:
+    """As rows are."""
+    scene = Scene(leader=MINE, epoch=1, applied=MINE)
+    scene.group.store = FakeStore(loaded_version=9)
+    scene.group.applied = replace(scene.group.applied, unsealed_rows=0, frontier=8)
+    scene.heartbeat.statuses = [replace(STATUS, node="n2", eligible=False)]
+    assert [] == scene.turn()
+    scene.tasks._policy = SealPolicy(seal_age_ms=1)
+    time.sleep(0.002)
+    assert [Seal] == [type(body) for body in scene.turn()]
 
 
 def test_loads_are_appended_by_the_leader_alone() -> None:
