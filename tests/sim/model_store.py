@@ -128,6 +128,11 @@ class ModelStore:
         """Whether it holds exactly these rows, by number and version."""
         return self.content == content
 
+    @property
+    def loaded_version(self) -> int:
+        """See Store; it loads nothing."""
+        return 0
+
     def awaited(self) -> list[SegmentEntry]:
         """See Store. No slots move here."""
         return []
