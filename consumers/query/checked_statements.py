@@ -88,6 +88,8 @@ class _Known:
     statement: Statement | None = None
     trees: list[LiteralTree] = field(default_factory=list)
     tried: bool = False
+    has_values: bool = False
+    """Whether all of its literals are values, and none is a name: of a column, for one, in `AS 'low'`."""
 
 
 class CheckedStatements:
@@ -141,12 +143,18 @@ class CheckedStatements:
     def answer_schema(self, statement: Statement) -> tuple[TableSchema, pa.Schema] | None:
         """The schema that DuckDB gave to the answer of a statement of the same template, behind that of its table then."""
         with self._lock:
-            return self._schemas.get(_template_key(statement))
+            return self._schemas.get(self._schema_key(statement))
 
     def put_answer_schema(self, statement: Statement, table: TableSchema, schema: pa.Schema) -> None:
         """Remember the schema of an answer that no literal of its statement has a part in."""
         with self._lock:
-            self._schemas.put(_template_key(statement), (table, schema))
+            self._schemas.put(self._schema_key(statement), (table, schema))
+
+    def _schema_key(self, statement: Statement) -> str:
+        """The template of a statement if its literals are known to be values, else its text."""
+        template = template_of(statement.sql)
+        known = None if template is None else self._templates.get(template.key)
+        return known.template.key if known is not None and known.has_values else statement.sql
 
     @contextmanager
     def tree(self, statement: Statement) -> Iterator[exp.Expression | None]:
@@ -171,11 +179,6 @@ class CheckedStatements:
                 known.trees.append(spare)
 
 
-def _template_key(statement: Statement) -> str:
-    template = template_of(statement.sql)
-    return statement.sql if template is None else template.key
-
-
 def _trial(statement: Statement, template: Template, check: Callable[[str], Statement]) -> _Known:
     """What is known of a template after a trial with other literals."""
     found = _Known(template, tried=True)
@@ -188,6 +191,7 @@ def _trial(statement: Statement, template: Template, check: Callable[[str], Stat
             return found
         trees = (_literal_tree(statement, checked, template, other, probes) for _ in range(TREES_MAX))
         found.trees = [tree for tree in trees if tree is not None]
+        found.has_values = bool(found.trees)
         found.statement = statement
     return found
 

@@ -167,6 +167,14 @@ def test_duckdb_runs_the_first_two_of_a_template_and_what_is_not_exact(
     assert [1, 0] == [runs(sql.format("a", START_NS + 9 * minute + more)) for more in (1, 0)]
 
 
+def test_a_column_has_the_name_of_its_own_statement(written: tuple[StoredCluster, duckdb.DuckDBPyConnection]) -> None:
+    """A name may be written as a text. Its statement differs from another one in the place of a literal alone."""
+    cluster, whole = written
+    for least, most in (("a", "b"), ("low", "high"), ("high", "low"), ("x", "x2"), ("a", "b")):
+        items = f"min(busy) AS '{least}', max(busy) AS '{most}'"
+        agree(cluster, whole, f"SELECT {items} FROM {TABLE} WHERE host = 'a' AND time < '2026-01-01 01:00:00'")
+
+
 @pytest.mark.parametrize(
     "statement",
     [
