@@ -72,9 +72,7 @@ def stream_size(data: bytes | memoryview | pa.Buffer) -> StreamSize:
         for frame in _frames(memoryview(data)):
             if frame.kind != _SCHEMA:
                 batch = frame.batch()
-                lengths, _ = batch.pairs(_BATCH_NODES)
-                # As floats: the sum of hostile lengths would wrap around in int64.
-                values += max(int(lengths.sum(dtype=np.float64)), batch.number(_BATCH_ROWS, "<q"))
+                values += _values(batch)
                 size_bytes += _body_size(batch, frame.body)
         return StreamSize(size_bytes, values)
     except (struct.error, ValueError, OverflowError) as error:
@@ -121,6 +119,16 @@ def _frames(data: memoryview) -> Iterator[_Frame]:
         yield _Frame(kind, message, body)
     if position != len(data):
         raise StreamInvalid("there are bytes behind its end")
+
+
+def _values(batch: _Table) -> int:
+    """Values of all columns of a record batch, at least its rows."""
+    (lengths, _), rows = batch.pairs(_BATCH_NODES), batch.number(_BATCH_ROWS, "<q")
+    # One below zero would hide another one in the sum.
+    if rows < 0 or (lengths < 0).any():
+        raise StreamInvalid("a column has a negative length")
+    # As floats: the sum of hostile lengths would wrap around in int64.
+    return max(int(lengths.sum(dtype=np.float64)), rows)
 
 
 def _body_size(batch: _Table, body: memoryview) -> int:

@@ -66,6 +66,18 @@ def test_many_batches_are_one_bomb() -> None:
         read_stream(pa.py_buffer(out.getvalue()), LIMIT)
 
 
+def test_a_negative_length_hides_no_other_one() -> None:
+    """Two columns that declare so many values, and so many less than none: their sum would be small."""
+    data, length = stream(pa.table({"x": pa.nulls(MANY), "y": pa.nulls(MANY)})), MANY.to_bytes(8, "little")
+    places = [at for at in range(len(data)) if data.startswith(length, at)]
+    # A column has its length and how many nulls it has.
+    rows, first, _, second, _ = places
+    for at in (rows, first, second):
+        changed = data[:at] + (-MANY).to_bytes(8, "little", signed=True) + data[at + len(length) :]
+        with pytest.raises(StreamUnreadable, match="a column has a negative length"):
+            read_stream(pa.py_buffer(changed), 3 * MANY)
+
+
 def test_one_long_text_of_many_rows_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a dictionary, or as a run. The rows that have it are dead letters, those beside them are rows."""
     monkeypatch.setattr(arrow_tables, "DECODED_TEXT_BYTES_MAX", LIMIT)
