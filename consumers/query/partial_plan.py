@@ -124,7 +124,7 @@ class _Division:
         _require(distinct is None or not distinct.args.get("on"))
         for clause in ("limit", "offset"):
             found = select.args.get(clause)
-            # FETCH FIRST stands in the place of a LIMIT.
+            # FETCH FIRST is parsed as the LIMIT of a SELECT.
             _require(found is None or isinstance(found, exp.Limit | exp.Offset))
             _require(found is None or (is_of_row(found.expression) and not found.find(exp.Column)))
             _require(found is None or not {name for name, value in found.args.items() if value} - {"expression"})
@@ -362,7 +362,7 @@ def span_of(sql: str, select: exp.Select, table: exp.Table) -> Span | None:
     if not isinstance(select.parent, exp.Subquery | exp.CTE):
         return None
     place, tokens = position_of(table), sqlglot.tokenize(sql, dialect="duckdb")
-    # What stands there decides which SELECT is replaced.
+    # The token there decides which SELECT is replaced.
     if place is None or not any(token.start == place and token.text in (table.db, table.name) for token in tokens):
         return None
     bounds = _brackets_around(tokens, place)
