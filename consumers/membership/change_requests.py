@@ -168,7 +168,9 @@ class ChangeRequests:
         """The result of a cancellation, None while that change can still be cancelled."""
         state = self._member.state
         if state.change is not None and state.change.number == number:
-            cancelled_change(state)
+            table = state.table
+            assert table is not None, "a change of no cluster"
+            cancelled_change(state, self._member.nodes(table))
             return None
         outcome = next((each for _, each in state.requests if each.number == number), None)
         if outcome is None:

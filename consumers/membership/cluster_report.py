@@ -35,6 +35,7 @@ class ClusterReport:
         self._table: SlotTable = state.table
         self._statuses = statuses
         self._live = statuses.online()
+        self._online = {each.node for each in self._live} | {each.node for each in statuses.presences()}
 
     def nodes_view(self) -> NodesView:
         """Who is online and what each reads, for the checks of a request."""
@@ -176,21 +177,28 @@ class ClusterReport:
 
     def _waiting_for(self, change: RunningChange) -> Sequence[str]:
         if change.groups_waiting:
-            return [f"group {header}{self._unfit(header)}" for header in change.groups_waiting]
+            return [f"group {header}{self._unfit(change, header)}" for header in change.groups_waiting]
         if not change.formal:
             return ["leader of the metadata group"]
+        # A line with room for one cause names what does not end by itself.
+        waiting = sorted(change.members_waiting(), key=lambda each: each[1] in self._online)
         return [
             f"node {member}: {count} slots of group {header}{self._reason(header, member)}"
-            for header, member, count in change.members_waiting()
+            for header, member, count in waiting
         ]
 
-    def _unfit(self, header: str) -> str:
+    def _unfit(self, change: RunningChange, header: str) -> str:
         """A member that keeps a group from its new members, such as one with a full disk, behind a colon."""
+        new = [member for member in change.pre_members(header) if member not in change.base.group(header)]
+        if offline := [member for member in new if member not in self._online]:
+            return f": node {offline[0]} is offline"
         unfit = (each for each in self._members(header) if each.reason and not each.eligible)
         return next((f": node {each.node}, {each.reason}" for each in unfit), "")
 
     def _reason(self, header: str, member: str) -> str:
-        """What a member names as the cause, behind a comma; empty when it is offline, or names none."""
+        """That a member is offline, or what it names as the cause, behind a comma; empty when it names none."""
+        if member not in self._online:
+            return ", it is offline"
         found = next((each.reason for each in self._members(header) if each.node == member), "")
         return f", {found}" if found else ""
 

@@ -133,7 +133,7 @@ def plan_change(
     """
     table = state.table
     assert table is not None, "a request for a change of no cluster"
-    _check_idle(state)
+    _check_idle(state, nodes)
     node = request.node_id
     _check_ended(state, request)
     if request.kind is ChangeKind.ADD:
@@ -174,19 +174,19 @@ def check_carriers(planned: RunningChange, nodes: NodesView) -> None:
         )
 
 
-def cancelled_change(state: MembershipState) -> int:
+def cancelled_change(state: MembershipState, nodes: NodesView) -> int:
     """The number of the change that a cancellation ends. Raises CancelTooLate, NoChange."""
     if state.change is None:
         raise NoChange("no change is running", action="see headrace cluster show")
     if state.change.formal:
         raise CancelTooLate(
             f"table {state.change.table.version} counts already: {_left(state.change)}",
-            action="wait for the end of the migration",
+            action=_wait_advice(state.change, nodes, "wait for the end of the migration"),
         )
     return state.change.number
 
 
-def _check_idle(state: MembershipState) -> None:
+def _check_idle(state: MembershipState, nodes: NodesView) -> None:
     change = state.change
     if change is None:
         return
@@ -199,7 +199,7 @@ def _check_idle(state: MembershipState) -> None:
         )
     raise MigrationUnfinished(
         f"the migration of the last change ({named}) has not ended: {_left(change)}",
-        action="wait for its end",
+        action=_wait_advice(change, nodes, "wait for its end"),
         retriable=True,
     )
 
@@ -215,8 +215,24 @@ def _check_ended(state: MembershipState, request: ChangeRequest) -> None:
 
 
 def _left(change: RunningChange) -> str:
-    members = sorted({member for _, member, _ in change.members_waiting()})
+    members = _missing_at(change)
     return f"{change.slots_done} of {change.slots_total} slots are done, missing at {', '.join(members)}"
+
+
+def _missing_at(change: RunningChange) -> list[str]:
+    return sorted({member for _, member, _ in change.members_waiting()})
+
+
+def _wait_advice(change: RunningChange, nodes: NodesView, wait: str) -> str:
+    """What ends a migration: time, unless a member that it waits for is offline."""
+    offline = [member for member in _missing_at(change) if member not in nodes.online]
+    if not offline:
+        return wait
+    are, them = ("is", "it") if len(offline) == 1 else ("are", "them")
+    return (
+        f"{', '.join(offline)} {are} offline: start {them} again; "
+        f"if a disk is lost, an empty data directory under the same id will do; then {wait}"
+    )
 
 
 def _check_other_copies(table: SlotTable, node: str, nodes: NodesView) -> None:

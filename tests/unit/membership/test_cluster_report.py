@@ -10,23 +10,29 @@ from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.membership_records import ChangeKind, PreDone
+from headrace.schemas.presence import Presence
 from tests.unit.statuses import STATUS
 
 
 def test_a_member_that_waits_names_its_cause() -> None:
-    """By its status: an operator reads in one place who is waited for, and why. A silent member names none."""
+    """By its status: an operator reads in one place who is waited for, and why. What nobody starts again is first."""
     base = SlotTable.create(("n1", "n2", "n3"), 2, 12)
     done = tuple(PreDone(1, header, header, 1, 1) for header in base.headers)
     change = RunningChange(1, "r", ChangeKind.ADD, "n4", "s", base, base.add_node("n4"), formal=True, pre_done=done)
     first, second = change.table.group("n4")
     detector = FailureDetector()
     detector.observe(1_000, replace(STATUS, group="n4", node=first, reason="the disk is full"))
-    report = ClusterReport(MembershipState(records=1, table=change.table, changes=1, change=change), detector)
+    state = MembershipState(records=1, table=change.table, changes=1, change=change)
+
+    def waiting_for() -> list[str]:
+        found: list[str] = ClusterReport(state, detector).cluster()["change"]["waiting_for"]
+        return found
+
     slots = len(change.table.moved)
-    assert [
-        f"node {first}: {slots} slots of group n4, the disk is full",
-        f"node {second}: {slots} slots of group n4",
-    ] == report.cluster()["change"]["waiting_for"]
+    full = f"node {first}: {slots} slots of group n4, the disk is full"
+    assert [f"node {second}: {slots} slots of group n4, it is offline", full] == waiting_for()
+    detector.observe_presence(1_000, Presence(second, "run", "s", "", 2, 12, False, 0, 0, True))
+    assert [full, f"node {second}: {slots} slots of group n4"] == waiting_for()
 
 
 def test_a_group_names_the_member_that_keeps_it_from_the_new_ones() -> None:
@@ -40,8 +46,9 @@ def test_a_group_names_the_member_that_keeps_it_from_the_new_ones() -> None:
         found: list[str] = ClusterReport(state, detector).cluster()["change"]["waiting_for"]
         return found
 
-    assert ["group n1"] == waiting_for()
     detector.observe(1_000, replace(STATUS, group="n1", node="n1", eligible=True, reason="it leads"))
+    assert ["group n1: node n4 is offline"] == waiting_for()
+    detector.observe_presence(1_000, Presence("n4", "run", "s", "", 2, 12, False, 0, 0, True))
     assert ["group n1"] == waiting_for()
     detector.observe(1_000, replace(STATUS, group="n1", node="n4", eligible=False, reason="journal: no space"))
     assert ["group n1: node n4, journal: no space"] == waiting_for()

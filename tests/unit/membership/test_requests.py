@@ -176,8 +176,33 @@ def test_the_record_of_a_change_counts() -> None:
 
 def test_what_can_be_cancelled() -> None:
     """The first phase; after Formal it is too late, and without a change there is nothing."""
-    assert 1 == cancelled_change(running(Phase.PRE))
+    assert 1 == cancelled_change(running(Phase.PRE), ALL)
     with pytest.raises(CancelTooLate, match="0 of 10 slots"):
-        cancelled_change(running(Phase.MIGRATING))
+        cancelled_change(running(Phase.MIGRATING), ALL)
     with pytest.raises(NoChange):
-        cancelled_change(state_of())
+        cancelled_change(state_of(), ALL)
+
+
+@pytest.mark.parametrize(
+    ("online", "advice"),
+    [
+        ({*NODES, "plant-6"}, ""),
+        (
+            {*NODES},
+            "plant-6 is offline: start it again; if a disk is lost, an empty data directory under the same id will do; "
+            "then ",
+        ),
+        ({"plant-3"}, "plant-4, plant-6 are offline: start them again; "),
+    ],
+)
+def test_a_migration_that_waits_for_a_node_says_to_start_it(online: set[str], advice: str) -> None:
+    """Nothing else ends it: whoever is told to wait would wait for ever."""
+    state, nodes = running(Phase.MIGRATING), replace(ALL, online=frozenset(online))
+    with pytest.raises(CancelTooLate) as late:
+        cancelled_change(state, nodes)
+    with pytest.raises(MigrationUnfinished) as unfinished:
+        plan_change(state, REMOVE, nodes)
+    for error in (late, unfinished):
+        assert error.value.action.startswith(advice)
+        assert "wait for " in error.value.action
+        assert bool(advice) is ("offline" in error.value.action)
