@@ -21,9 +21,9 @@ from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import create_directories
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
 from headrace.connectors.kafka.broker_errors import BrokerLost
-from headrace.connectors.kafka.broker_process import port_is_free
+from headrace.node_log import has_left, log_tail, lost_address, reports_removal, start_line
 from headrace.node_probe import first_reason, is_joining, probe
-from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped, port_of, reports_removal
+from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped
 from headrace.schemas.errors import HeadraceError
 
 KAFKA = "kafka"
@@ -134,6 +134,7 @@ class LocalCluster:
         """Start what does not run, the broker first, and wait until every node is ready.
 
         Returns the names of what was started. A failure stops that, and leaves what ran before; see `undo_start`.
+        A removed node that has its data is not started, unless it is among `restarted`: it would only end again.
         """
         started: list[str] = []
         self._started, self._restarted = started, restarted
@@ -142,7 +143,7 @@ class LocalCluster:
             if self._own_broker:
                 self._start_broker(started, on_progress)
             for node in self.file.nodes:
-                if not self._alive(node) and not node.removed:
+                if not self._alive(node) and (node.name in restarted or not self._has_left(node)):
                     on_progress(f"starting node {node.name}")
                     started.append(node.name)
                     self.start_node(node.name, on_progress=on_progress)
@@ -151,7 +152,7 @@ class LocalCluster:
             # Also for Ctrl-C: processes in sessions of their own do not get it, and nobody would stop them.
             self.undo_start()
             raise
-        return started
+        return [name for name in started if name == KAFKA or not self.node(name).removed]
 
     def undo_start(self, on_progress: Progress = _quiet) -> None:
         """Stop what the last `start` has started so far, but not what it was given as restarted.
@@ -224,6 +225,8 @@ class LocalCluster:
         ]
         create_directories(self.directory)
         with (self.directory / f"{name}.log").open("ab") as log:
+            log.write(start_line(name))
+            log.flush()
             child = self.launch(command, log)
         self._children[child.pid], self._extras[name] = child, extra
         node.pid, node.removed = child.pid, False
@@ -268,7 +271,7 @@ class LocalCluster:
                 if self._was_removed(node):
                     on_progress(f"node {node.name} was removed from the cluster and has ended")
                     return
-                if self._lost_address(node):
+                if lost_address(self.directory, node):
                     self.start_node(node.name, self._extras.get(node.name, ()), on_progress)
                     continue
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
@@ -310,7 +313,6 @@ class LocalCluster:
                 on_progress(f"node {name} did not end within {STOP_TIMEOUT_S:.0f} s and is killed; its data is safe")
                 os.kill(node.pid, signal.SIGKILL)
                 self._await_end(node, STOP_TIMEOUT_S)
-        # One that was removed may be started again: it ends by itself, or joins with an empty directory.
         node.pid, node.removed = 0, False
         self._save()
 
@@ -343,8 +345,7 @@ class LocalCluster:
 
     def log_tail(self, name: str, lines: int = 3) -> str:
         """The end of a node's log."""
-        path = self.directory / f"{name}.log"
-        return " / ".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        return log_tail(self.directory, name, lines)
 
     def url(self, name: str) -> str:
         """Base URL of a node."""
@@ -359,16 +360,18 @@ class LocalCluster:
     def _was_removed(self, node: NodeProcess) -> bool:
         """Whether a node has ended because it was removed; noted for later calls."""
         child = self._children.get(node.pid)
-        node.removed = child is not None and child.poll() == 0 and reports_removal(self.directory, node.name)
-        self._save()
+        # Nobody has the exit code of one that another process started.
+        if (child is None or child.poll() == 0) and reports_removal(self.directory, node.name):
+            node.pid, node.removed = 0, True
+            self._save()
         return node.removed
 
-    def _lost_address(self, node: NodeProcess) -> bool:
-        """Whether a node has ended because another program took its port before it did."""
-        # A free port is nobody's until a node listens on it, half a second after it was chosen.
-        tail = self.log_tail(node.name)
-        taken = [each for each in (node.http, node.flight) if not port_is_free(port_of(each))]
-        return "cannot listen on" in tail and any(each in tail for each in taken)
+    def _has_left(self, node: NodeProcess) -> bool:
+        """Whether a node that does not run was removed and has its data; noted for later calls."""
+        if left := has_left(self.directory, node):
+            node.pid, node.removed = 0, True
+            self._save()
+        return left
 
     def _await_end(self, node: NodeProcess, timeout_s: float, on_progress: Progress = _quiet) -> bool:
         deadline, note_due = Deadline(timeout_s), Deadline(NOTE_INTERVAL_S)

@@ -11,9 +11,6 @@ from pathlib import Path
 
 from headrace.connectors.kafka.broker_process import free_port, port_is_free
 
-LOG_LINES = 20
-"""Lines of a log that a node may write behind the reason of its end."""
-
 
 @dataclass(slots=True)
 class NodeProcess:
@@ -64,12 +61,6 @@ def is_stopped(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
-
-
-def reports_removal(directory: Path, name: str) -> bool:
-    """Whether a node's log ends with the line by which it reports its removal; see `consumers/node/exile.py`."""
-    lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES:]
-    return any(line.startswith(f"node {name} was removed from cluster ") for line in lines)
 
 
 def _is_node(pid: int, name: str) -> bool:

@@ -13,7 +13,7 @@ from headrace.cli.node import _run_until_stopped
 from headrace.connectors.log.port import read_to_end
 from headrace.consumers.membership.bootstrap import replay
 from headrace.consumers.node.node import Node
-from headrace.node_process import reports_removal
+from headrace.node_log import reports_removal
 from headrace.schemas.framing import format_headers
 from headrace.schemas.membership_records import ChangeKind, Exile, Formal, MembershipChange, MetadataClaim
 from headrace.schemas.messages import Leadership
