@@ -32,7 +32,7 @@ from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
 from headrace.consumers.query.series_run import SeriesRun
-from headrace.consumers.query.session import Session, bare_tables, file_values, qualified, show_table
+from headrace.consumers.query.session import Session, file_values, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.consumers.query.views import SCANNED_COLUMN, spilling
@@ -189,7 +189,7 @@ class Attempt:
         reads: Mapping[TableKey, str],
         fence: ReadFence,
     ) -> None:
-        bare, statement = bare_tables(resolved), bound.statement
+        bare, statement = resolved.bare, bound.statement
         for key, select in reads.items():
             session.create_view_as(schemas[key], select, bare=key in bare)
         uses = _uses(statement, resolved)

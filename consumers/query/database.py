@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headrace.connectors.files import create_directories
 from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.query.answer_types import check_types
 from headrace.consumers.query.checked_statements import CheckedStatements
 from headrace.consumers.query.divisions import Divisions
 from headrace.consumers.query.query_errors import (
@@ -287,14 +288,23 @@ class LockedDatabase:
 
 
 def streamed(connection: duckdb.DuckDBPyConnection, sql: str, batch_rows: int) -> pa.RecordBatchReader:
-    """The rows of one statement, computed as they are taken."""
+    """The rows of one statement, computed as they are taken. Raises QueryInvalid for columns that no answer holds."""
     # A relation is bound when it is made and again when it is read, which takes a third of a short query. DuckDB 2.0
     # reads its own relations through this function, which other versions may not have.
     try:
         from duckdb._seam import submit
     except ImportError:
-        return connection.sql(sql).to_arrow_reader(batch_rows)
-    return submit(connection, sql, None, "stream", batch_rows).arrow_reader()
+        relation = connection.sql(sql)
+        check_types(relation.description)
+        return relation.to_arrow_reader(batch_rows)
+    result = submit(connection, sql, None, "stream", batch_rows)
+    try:
+        check_types(result.description)
+    except QueryInvalid:
+        # An open result keeps the connection from its next statement.
+        result.close()
+        raise
+    return result.arrow_reader()
 
 
 def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:

@@ -28,7 +28,7 @@ from headrace.consumers.query.query_errors import QueryInvalid, QueryTimeout
 from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup
 from headrace.consumers.query.row_fragments import RowFragment
 from headrace.consumers.query.scope import column_names
-from headrace.consumers.query.session import AMBIGUOUS_DATABASES, Session, bare_tables
+from headrace.consumers.query.session import AMBIGUOUS_DATABASES, Session
 from headrace.consumers.query.sql_nodes import sql_of
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.consumers.query.table_source import Reading
@@ -87,7 +87,7 @@ class DistributedRun:
         division = self._session.divisions.get(over) or self._division(over)
         if division is None or not self._is_of_use(division.distribution):
             return None
-        bare, found = bare_tables(resolved), division.distribution
+        bare, found = resolved.bare, division.distribution
         for each in division.parts:
             self._create_part(each, bound, schemas[each.part.key])
         for key, plan in found.plans.items():
@@ -108,7 +108,7 @@ class DistributedRun:
         )
         if found is None or not self._is_of_use(found):
             return None
-        bare = bare_tables(over.resolved)
+        bare = over.resolved.bare
         for key, schema in over.schemas.items():
             session.create_view(schema, ScanPlan(), [], bare=key in bare)
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.consumers.query.far_times import with_far_values
 from headrace.schemas.errors import HeadraceError
 
 MEDIA_TYPES = {
@@ -193,9 +194,14 @@ def plain_text(column: pa.Array) -> pa.Array:
         return pc.fill_null(column.cast(pa.string()), "")
     if pa.types.is_floating(kind):
         return pc.fill_null(column.cast(pa.string()), "")
-    if pa.types.is_list(kind) and _is_text(kind.value_type):
+    if pa.types.is_list(kind) and _is_text(kind.value_type) and _are_words(column.flatten()):
         return pc.fill_null(pc.binary_join(column, ", "), "")
     return pc.fill_null(_json(column) if pa.types.is_nested(kind) else _plain(column), "")
+
+
+def _are_words(texts: pa.Array) -> bool:
+    """Whether a reader can tell the texts of a list apart without quotes."""
+    return not texts.null_count and not pc.any(pc.match_substring_regex(texts, r'^$|[,"]')).as_py()
 
 
 def _csv(column: pa.Array) -> pa.Array:
@@ -241,24 +247,31 @@ def _plain(column: pa.Array) -> pa.Array:
         return _iso(column)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return _base64(column)
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind) or pa.types.is_date(kind):
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
+        return with_far_values(column, column.cast(pa.string()))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+    if pa.types.is_duration(kind):
         return column.cast(pa.string())
     return _rare(column)
 
 
 def _iso(column: pa.Array) -> pa.Array:
-    """Times as `2026-01-31T12:00:00.000000000Z`. Times without a zone are UTC in all of Headrace."""
+    """Times as `2026-01-31T12:00:00.000000000Z`, or `infinity`. Times without a zone are UTC in all of Headrace."""
     kind = column.type
-    text = column.cast(pa.timestamp(kind.unit)).cast(pa.string())
+    text = with_far_values(column, column.cast(pa.timestamp(kind.unit)).cast(pa.string()))
     day, rest = pc.utf8_slice_codeunits(text, 0, _DATE_END), pc.utf8_slice_codeunits(text, _DATE_END + 1)
     between = pc.utf8_slice_codeunits(text, _DATE_END, _DATE_END + 1)
     if pc.any(pc.not_equal(between, " ")).as_py():
         # A year before 0 or after 9999 has more characters, so the date ends where the blank is.
-        split = pc.split_pattern(text, " ")
-        day, rest = pc.list_element(split, 0), pc.list_element(split, 1)
+        far = [value and _iso_text(value, _DIGITS_MISSING[kind.unit]) for value in text.to_pylist()]
+        return pa.array(far, pa.string())
     return pc.binary_join_element_wise(day, "T", rest, f"{_DIGITS_MISSING[kind.unit]}Z", "")
+
+
+def _iso_text(text: str, digits_missing: str) -> str:
+    day, blank, rest = text.partition(" ")
+    return f"{day}T{rest}{digits_missing}Z" if blank else day
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import structlog
 
 from headrace.consumers.query import guard
+from headrace.consumers.query.answer_types import check_types
 from headrace.consumers.query.database import (
     CATALOG,
     HOME_CATALOG,
@@ -42,7 +43,7 @@ from headrace.consumers.query.query_errors import (
     SegmentUnreadable,
 )
 from headrace.consumers.query.query_timer import QueryTimer
-from headrace.consumers.query.table_names import Resolved, TableKey
+from headrace.consumers.query.table_names import TableKey
 from headrace.consumers.query.table_source import ReadFence, Waits
 from headrace.consumers.query.views import (
     FilePauses,
@@ -255,9 +256,11 @@ class Session:
         return relation.columns, [str(kind) for kind in relation.types]
 
     def arrow_schema(self, sql: str) -> pa.Schema:
-        """The Arrow schema of the answer to a statement over empty tables."""
+        """The Arrow schema of the answer to a statement over empty tables. Raises QueryInvalid as for any answer."""
         try:
-            return self._connection.sql(sql).to_arrow_table().schema
+            relation = self._connection.sql(sql)
+            check_types(relation.description)
+            return relation.to_arrow_table().schema
         except duckdb.Error as error:
             raise self.translate(error) from error
 
@@ -276,6 +279,7 @@ class Session:
         if not empty and (self._bound is None or not self._bound.names):
             return streamed(self._connection, sql, BATCH_ROWS)
         relation = self._named(self._connection.sql(sql))
+        check_types(relation.description)
         # To bind a statement takes as long as to read its first rows.
         if self._instance.pauses is not None:
             self._instance.pauses.at_row(0)
@@ -362,11 +366,6 @@ def qualified(statement: Statement, catalog: str) -> str:
         if len(name.path) == 2 and name.path[0].lower() in AMBIGUOUS_DATABASES and name.position is not None:
             text = text[: name.position] + f"{catalog}.".encode() + text[name.position :]
     return statement.explain + text.decode()
-
-
-def bare_tables(resolved: Resolved) -> frozenset[TableKey]:
-    """The tables that the statement names without their database."""
-    return frozenset(key for path, key in resolved.by_path.items() if len(path) == 1)
 
 
 def show_table(statement: Statement, schemas: Mapping[TableKey, TableSchema]) -> pa.Table:

@@ -31,6 +31,11 @@ class Resolved:
         """Every table once, in order of name."""
         return tuple(sorted(set(self.by_path.values())))
 
+    @property
+    def bare(self) -> frozenset[TableKey]:
+        """The tables that the statement names without their database."""
+        return frozenset(key for path, key in self.by_path.items() if len(path) == 1)
+
 
 def resolve(names: Sequence[TableName], cte_names: frozenset[str], known: Iterable[TableKey]) -> Resolved:
     """The tables of `names`. Raises UnknownTable, with similar names, for one of no table or of several."""
