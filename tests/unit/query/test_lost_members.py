@@ -19,6 +19,7 @@ from headrace.consumers.serve.flight_errors import flight_error
 from headrace.consumers.serve.query_service import http_status
 from tests.unit.query.cluster_of_stores import StoredCluster, cluster_of_stores
 from tests.unit.query.random_statements import BEGIN_NS, SCHEMA
+from tests.waiting import eventually
 
 HOSTS, SECONDS = 40, 50
 KINDS = {
@@ -72,7 +73,9 @@ def test_without_another_member_the_query_ends_with_replica_lost(
     assert raised.value.retriable
     assert "headrace status" in raised.value.action
     engine = cluster.engines["n0"]
-    assert (0, 0) == (engine.scheduler.figures().reserved, cluster.bytes_held("n0"))
+    assert 0 == engine.scheduler.figures().reserved
+    # The fetch of group n2, which its member n4 answers, may end behind the query.
+    eventually(lambda: cluster.bytes_held("n0") == 0, "nothing is held for the query")
     cuts.clear()
     assert cluster.ask("n0", KINDS[kind]).num_rows > 0
 
