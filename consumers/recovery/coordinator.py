@@ -235,7 +235,10 @@ class RecoveryCoordinator:
             self._installing.add(topic)
             self._environment.install(topic)
             self._installing.discard(topic)
-            _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
+            if plan.method is RecoveryMethod.REBUILD:
+                _log.info("emptied, to be rebuilt from its log", group=group.name)
+            else:
+                _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
         except TransferStopped:
             return

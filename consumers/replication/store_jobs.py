@@ -318,9 +318,10 @@ class StoreJobQueue:
         return self._gathered[1] > before and looks < GATHER_STEPS_MAX
 
     def _wait(self, job: StoreJob, reason: str) -> float:
-        """The pause after an error that may pass (a full disk)."""
+        """The pause after an error that may pass: a full disk, or a file that has not arrived."""
         if self._health.report(Event.DEFER, reason):
-            _log.error("storing waits", group=self._group, version=job.version, reason=reason)
+            log = _log.info if self._awaits_file else _log.error
+            log("storing waits", group=self._group, version=job.version, reason=reason)
         return self._limits.job_retry_s
 
     def _fail(self, job: StoreJob, error: str) -> None:
