@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -156,7 +158,33 @@ _SHAPES = (
     " ON a.host = z.host AND a.time < z.m GROUP BY ALL",
     "SELECT host, region, time, n FROM {table} WHERE n > 0 ORDER BY time DESC LIMIT 7",
     "SELECT host FROM {table} LEFT JOIN (SELECT DISTINCT region AS r FROM {table} WHERE b) ON region = r WHERE r IS NULL",
+    "SELECT (SELECT min(x) FROM {table} WHERE host = 'host_1') AS low, (SELECT max(x) FROM {table} WHERE n > 3) AS high",
+    "SELECT * FROM ({0}), (SELECT count(*) AS c, 'a' AS label FROM {table} WHERE region = 'eu')",
+    "SELECT count(*) AS c FROM {table} WHERE n > 5 UNION ALL SELECT count(*) FROM {table} WHERE x > 2 AND host != 'host_3'",
+    "SELECT host, time, n, rank() OVER (PARTITION BY host ORDER BY time) AS r FROM {table} WHERE n > 2 QUALIFY r < 4",
+    "SELECT host, avg(x) AS a FROM {table} GROUP BY host"
+    " HAVING avg(x) > (SELECT avg(x) FROM {table} WHERE region = 'us') AND host IN (SELECT host FROM {table} WHERE n > 7)",
 )
+
+
+_LITERALS: tuple[tuple[str, Sequence[str]], ...] = (
+    (r"'host_\d+'", [f"'host_{number}'" for number in range(12)]),
+    (r"'(?:eu|us)'", ["'eu'", "'us'", "'none'"]),
+    (r"'2026-01-01 [\d:]+'", [f"'2026-01-01 0{hour}:17:00'" for hour in range(5)]),
+    (r"'a'(?= AS label)", ["'b'", "'a'", "'it''s'"]),
+    (r"(?<=[<>] )\d+", [str(number) for number in range(30)]),
+    (r"(?<=LIMIT )\d+", [str(number) for number in range(1, 9)]),
+)
+
+
+def random_sibling(chance: random.Random, statement: RandomStatement) -> RandomStatement:
+    """The same statement with other literals."""
+    # A key may occur twice, with one INTERVAL.
+    interval = chance.choice(["'1 hour'", "'2 hours'", "'7 minutes'"])
+    sql = re.sub(r"(?<=INTERVAL )'1 (?:hour|minute)'", interval, statement.sql)
+    for pattern, literals in _LITERALS:
+        sql = re.sub(pattern, lambda _, literals=literals: chance.choice(literals), sql)
+    return replace(statement, sql=sql)
 
 
 def random_query(chance: random.Random) -> RandomStatement:
