@@ -233,7 +233,7 @@ def times_of_text(texts: pl.Series, options: FormatOptions) -> pl.Series:
 def time_refusals(texts: pl.Series, options: FormatOptions) -> list[str]:
     """Why `times_of_text` has no time for these texts, none of which is null."""
     # A text that is a time without its last digits has too many of them, and nothing else against it.
-    decimals = _DECIMALS_MAX if options.time_format is not None else len(str(options.ns_per_unit)) - 1
+    decimals = _DECIMALS_MAX if options.time_format is not None else _decimals(options.ns_per_unit)[0]
     finer = pl.repeat(value=False, n=len(texts), eager=True)
     for kept in {decimals, _DECIMALS_MAX}:
         shorter = texts.str.replace(rf"(\.[0-9]{{{kept}}})[0-9]+", "${1}")
@@ -267,15 +267,10 @@ def scaled(values: pl.Series, ns_per_unit: int) -> pl.Series:
 def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
     """Decimal numbers of units, digit for digit: float64 would lose the last digits of a time in seconds."""
     plain = texts.str.contains(_DECIMAL)
-    digits = len(str(ns_per_unit)) - 1
     parts = texts.str.strip_prefix("-").str.strip_prefix("+").str.splitn(".", 2).struct.unnest()
     units = scaled(parts["field_0"].cast(pl.Int64, strict=False), ns_per_unit)
-    decimals = parts["field_1"]
-    rest = decimals.str.slice(0, digits).str.pad_end(digits, "0").cast(pl.Int64, strict=False) if digits else 0
     # In the last unit before the end of int64 a fraction could overflow; no time of this century is near it.
-    total = units.set(units > TIME_MAX_NS - ns_per_unit, None) + rest
-    if (decimals.str.len_bytes() > digits).any():
-        total = total.set(decimals.str.slice(digits).str.contains("[1-9]").fill_null(value=False), None)
+    total = units.set(units > TIME_MAX_NS - ns_per_unit, None) + _fractions(parts["field_1"], ns_per_unit)
     negative = texts.str.starts_with("-")
     times = total.zip_with(~negative, -total).set(~plain, None)
     scientific = texts.str.contains(_SCIENTIFIC)
@@ -285,6 +280,28 @@ def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
         scientific.arg_true(),
         pl.Series([_exact(text, ns_per_unit) for text in texts.filter(scientific)], dtype=pl.Int64),
     )
+
+
+def _fractions(decimals: pl.Series, ns_per_unit: int) -> pl.Series:
+    """The nanoseconds of the decimals of a unit; null where they are no whole ones."""
+    digits, factor = _decimals(ns_per_unit)
+    # The last such decimal of a minute has 6 nanoseconds and that of an hour 36: two decimals more may be whole ones,
+    # and three never, since both have the factor 2 at most twice, and 5 not at all.
+    more = 0 if factor == 1 else 2
+    kept = digits + more
+    fractions = decimals.str.slice(0, kept).str.pad_end(max(kept, 1), "0").cast(pl.Int64, strict=False) * factor
+    if more:
+        fractions = fractions.set(fractions % 10**more != 0, None) // 10**more
+    if (decimals.str.len_bytes() > kept).any():
+        fractions = fractions.set(decimals.str.slice(kept).str.contains("[1-9]").fill_null(value=False), None)
+    return fractions
+
+
+def _decimals(ns_per_unit: int) -> tuple[int, int]:
+    """How many decimals of a unit are whole nanoseconds, and how many the last of these has; (9, 1) for a second."""
+    text = str(ns_per_unit)
+    digits = len(text) - len(text.rstrip("0"))
+    return digits, ns_per_unit // 10**digits
 
 
 def _exact(text: str, ns_per_unit: int, *, cut: bool = False) -> int | None:

@@ -168,11 +168,11 @@ _SHAPES = (
 
 
 _LITERALS: tuple[tuple[str, Sequence[str]], ...] = (
-    (r"'host_\d+'", [f"'host_{number}'" for number in range(12)]),
-    (r"'(?:eu|us)'", ["'eu'", "'us'", "'none'"]),
+    (r"'host_\d+'", [*(f"'host_{number}'" for number in range(12)), "'a longer text than any other one'"]),
+    (r"'(?:eu|us)'", ["'eu'", "'us'", "'none'", "'no region of this table at all'"]),
     (r"'2026-01-01 [\d:]+'", [f"'2026-01-01 0{hour}:17:00'" for hour in range(5)]),
-    (r"'a'(?= AS label)", ["'b'", "'a'", "'it''s'"]),
-    (r"(?<=[<>] )\d+", [str(number) for number in range(30)]),
+    (r"'a'(?= AS label)", ["'b'", "'a'", "'it''s'", "'a longer text than any other one'"]),
+    (r"(?<=[<>] )\d+", [*map(str, range(20)), "1234567890123"]),
     (r"(?<=LIMIT )\d+", [str(number) for number in range(1, 9)]),
 )
 

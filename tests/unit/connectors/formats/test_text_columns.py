@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.interface import NS_PER_UNIT, FormatOptions
 from headrace.connectors.formats.text_columns import time_refusals, times_of_text
 
 DAY = 1_577_836_800_000_000_000  # 2020-01-01
@@ -119,3 +123,20 @@ def test_a_refusal_names_digits_that_are_too_fine() -> None:
     formatted = FormatOptions(time_format="%Y-%m-%d %H:%M:%S.%f")
     reason = time_refusals(pl.Series(["2020-01-01 00:00:00.1234567891"]), formatted)[0]
     assert reason.endswith("has digits finer than a nanosecond")
+
+
+@given(
+    unit=st.sampled_from(sorted(NS_PER_UNIT)),
+    whole=st.integers(-400_000, 400_000),
+    decimals=st.text("0123456789", max_size=15) | st.sampled_from(["25", "5", "0" * 11 + "25", "0" * 12 + "5"]),
+    sign=st.sampled_from(["", "+", "-"]),
+)
+def test_a_decimal_number_of_any_unit_is_exact(unit: str, whole: int, decimals: str, sign: str) -> None:
+    """Also of minutes and hours, which are no powers of ten: whole nanoseconds, or no time."""
+    text = f"{sign}{abs(whole)}.{decimals}"
+    exact = Fraction(text if decimals else f"{text}0") * NS_PER_UNIT[unit]
+    wanted = int(exact) if exact.denominator == 1 else None
+    assert [wanted] == times(text, unit=unit)
+    if wanted is None:
+        options = FormatOptions(time_unit=unit)  # type: ignore[arg-type]
+        assert [f"the time {text!r} has digits finer than a nanosecond"] == time_refusals(pl.Series([text]), options)
