@@ -148,10 +148,10 @@ def compare_store(
     """
     sender, before = edge.sender(), edge.unsent()
     owners, comparison = centre.owners(), _Comparison(edge.client, centre.client, centre.newest())
-    there = {(each.database, each.table): each for each in comparison.tables(centre.client)}
+    there = {(each.database, each.table): each for each in comparison.tables_there()}
     days: list[DayVerdict] = []
     skipped = 0
-    here = comparison.tables(edge.client)
+    here = comparison.tables_here()
     if missing := sorted(set(wanted.databases) - {each.database for each in here}):
         raise DatabaseNotHere.missing(edge.client.url, missing[0], (each.database for each in here))
     for schema in here:
@@ -175,10 +175,13 @@ class _Comparison:
         # DuckDB promises no equal hashes in other versions; MD5 is slower, and the same everywhere.
         self._portable = versions[0] != versions[1]
 
-    @staticmethod
-    def tables(client: NodeClient) -> list[TableSchema]:
-        """Those that a node has and that are not dropped."""
-        return [table_schema(each) for each in client.schemas()["tables"] if not each["dropped"]]
+    def tables_here(self) -> list[TableSchema]:
+        """Those that the edge shows."""
+        return _tables(self._edge, {})
+
+    def tables_there(self) -> list[TableSchema]:
+        """Those that the centre shows."""
+        return _tables(self._centre, self._after)
 
     def days(self, table: ComparedTable, devices: OwnedDevices, now_s: float) -> tuple[list[date], int]:
         """The days with rows at one end, and the number of those that retention may have dropped."""
@@ -197,6 +200,13 @@ class _Comparison:
             sql = series_sql(table, table.centre, day, devices, portable=self._portable)
             centre = owned_rows(keyed(table.centre, _answer(self._centre, sql, self._after)), devices)
         return compare_day(table.edge, day, edge, centre, devices)
+
+
+def _tables(client: NodeClient, after: Mapping[str, int]) -> list[TableSchema]:
+    # A dropped table may have rows again, which its schema does not show: a writer that knew it adds no record.
+    shown = _answer(client, "SHOW TABLES", after)
+    keys = {*zip(shown["database"].to_pylist(), shown["table"].to_pylist(), strict=True)}
+    return [table_schema(each) for each in client.schemas()["tables"] if (each["database"], each["table"]) in keys]
 
 
 def _answer(client: NodeClient, sql: str, after: Mapping[str, int]) -> pa.Table:
