@@ -218,7 +218,8 @@ def find_sender(root: Path, sender: str) -> Path:
             return each
     known = ", ".join(read.sender for each in directories if (read := read_identity(each)) is not None)
     raise NoSender(
-        f"there is no sender {sender} in {root}", action=f"it has {known or 'none'}; --data-dir names another directory"
+        f"there is no sender {sender} in {root}",
+        action=f"give the --data-dir that it was started with; this directory has {known or 'no sender'}",
     )
 
 

@@ -22,8 +22,8 @@ class SenderCloned(HeadraceError):
         """The error for a sender."""
         return cls(
             f"sender {sender} is in use elsewhere: {why}",
-            action="give this store a state directory of its own (--data-dir), and hand its devices over at the "
-            "centre with headrace sync owners move",
+            action="headrace sync forget at this store, then give it a state directory of its own (--data-dir), and "
+            "hand its devices over at the centre with headrace sync owners move; see docs/operating/sync.md",
         )
 
 
