@@ -134,9 +134,23 @@ class TableBuilder:
         rejected.
         """
         declared = self.options.declared_types(table)
-        chunks = self._matching((_without_empty(chunk) for chunk in chunks), declared)
+        chunks = self._matching((self._without_twins(_without_empty(chunk)) for chunk in chunks), declared)
         chunks = self._matching(chunks, _first_types(chunks))
         return chunks, _seen_types(chunks, declared)
+
+    def _without_twins(self, chunk: TableChunk) -> TableChunk:
+        """The rows that have no two fields whose names differ only in case; others are rejected, whichever is known."""
+        spellings = defaultdict[str, list[str]](list)
+        for name in sorted(chunk.fields):
+            spellings[name.lower()].append(name)
+        for first, *others in [each for each in spellings.values() if len(each) > 1]:
+            present = [chunk.fields[name].is_valid().to_numpy(zero_copy_only=False) for name in (first, *others)]
+            twins = np.sum(present, axis=0) > 1
+            if twins.any():
+                problem = f"fields {first!r} and {others[-1]!r} of table {chunk.table!r} differ only in case"
+                self.rejections.add(chunk.lines[twins], problem)
+                return self._without_twins(_filtered(chunk, pa.array(~twins)))
+        return chunk
 
     def _matching(self, chunks: Iterable[TableChunk], types: Mapping[str, FieldType]) -> list[TableChunk]:
         matching = (self._matching_rows(chunk, types) for chunk in chunks)
@@ -168,7 +182,7 @@ def _problem(name: str, seen: FieldType, known: FieldType | None, same_folded: s
     return f"is {known} and the line has {seen}" if widened(known, seen) is None else None
 
 
-def _filtered(chunk: TableChunk, mask: pa.Array, without: str) -> TableChunk:
+def _filtered(chunk: TableChunk, mask: pa.Array, without: str | None = None) -> TableChunk:
     keep = mask.to_numpy(zero_copy_only=False)
     keys = {name: column.filter(mask) for name, column in chunk.keys.items()}
     fields = {name: column.filter(mask) for name, column in chunk.fields.items() if name != without}

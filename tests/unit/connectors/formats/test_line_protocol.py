@@ -217,6 +217,19 @@ def test_columns_the_cluster_holds_in_another_role_are_refused_by_line() -> None
     ]
 
 
+@pytest.mark.parametrize("twins", ["g=1,G=2", "G=1,g=2"])
+def test_a_line_with_two_spellings_of_one_name_costs_itself(twins: str) -> None:
+    """It is refused whichever is known, so none of its names is one that later lines must have."""
+    parsed = influx(f"m {twins},h=5 1\nm g=3 2\nm g=4 3\nm G=4,h=6 4\n", FormatOptions())
+    assert [(2, 3.0), (3, 4.0)] == list(
+        zip(parsed.tables["m"]["time"].to_pylist(), parsed.tables["m"]["g"].to_pylist(), strict=True)
+    )
+    assert [
+        "fields 'G' and 'g' of table 'm' differ only in case",
+        "field 'G' of table 'm' differs from 'g' only in case",
+    ] == [each.reason for each in parsed.rejections()]
+
+
 def test_tags_that_are_named_are_refused() -> None:
     """Line protocol marks its own: those that are named would have no effect, without a word."""
     for lines in ("", "m,host=a v=1 1"):
