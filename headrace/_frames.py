@@ -35,7 +35,10 @@ def arrow_table(data: Any) -> pa.Table:
     if origin == "polars":
         return _from_polars(data)
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
+        try:
+            return pa.table(data)
+        except _REFUSALS as error:
+            raise RowsInvalid(f"no rows can be read from {type(data).__name__}: {error}") from error
     if isinstance(data, Mapping):
         return _from_columns(data)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
@@ -63,7 +66,11 @@ def _from_polars(frame: Any) -> pa.Table:
         raise RowsInvalid(
             f"no rows can be read from a polars {type(frame).__name__}", action="collect it to a DataFrame"
         )
-    return frame.to_arrow()
+    try:
+        return frame.to_arrow()
+    except _REFUSALS:
+        # A whole frame does not name the column whose type Arrow lacks.
+        return pa.table({name: _column(name, frame[name]) for name in frame.columns})
 
 
 def _from_columns(columns: Mapping[Any, Any]) -> pa.Table:
