@@ -32,6 +32,13 @@ def given_text(name: str, given: object) -> str:
     return given
 
 
+def given_sql(given: object) -> str:
+    """A statement. Raises ArgumentInvalid."""
+    if not given_text("sql", given).strip():
+        raise ArgumentInvalid("sql is empty", action="give a statement, such as SELECT 1")
+    return str(given)
+
+
 def given_texts(name: str, given: object) -> tuple[str, ...]:
     """One text or several. Raises ArgumentInvalid."""
     if isinstance(given, str):

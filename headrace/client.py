@@ -21,6 +21,7 @@ from headrace._arguments import (
     given_number,
     given_offsets,
     given_parameters,
+    given_sql,
     given_tags,
     given_text,
     given_texts,
@@ -205,7 +206,7 @@ class Client:
         when no live node is known, and DurationInvalid.
         """
         self._lifetime.check()
-        given_text("sql", sql)
+        given_sql(sql)
         others, values = given_offsets(after), query_parameters(given_parameters(parameters))
         limit_ms = None if timeout_ms is None else given_number("timeout_ms", timeout_ms, 1)
         stale_s = self._stale_s(stale, stale_ok)

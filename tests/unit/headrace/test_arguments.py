@@ -51,6 +51,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "parameters is [1], ": lambda client: client.query("SELECT $a", [1]),
     "a name in parameters is 1, ": lambda client: client.query("SELECT $a", {1: 1}),
     "sql is None": lambda client: client.query(None),
+    "sql is empty": lambda client: client.query(" "),
     "node is 8080, ": lambda client: client.query("SELECT 1", node=8080),
 }
 
