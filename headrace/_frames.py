@@ -37,7 +37,8 @@ def arrow_table(data: Any) -> pa.Table:
     if hasattr(data, "__arrow_c_stream__"):
         try:
             return pa.table(data)
-        except _REFUSALS as error:
+        except Exception as error:
+            # Code of another library, which has errors of its own.
             raise RowsInvalid(f"no rows can be read from {type(data).__name__}: {error}") from error
     if isinstance(data, Mapping):
         return _from_columns(data)
@@ -66,6 +67,9 @@ def _from_polars(frame: Any) -> pa.Table:
         raise RowsInvalid(
             f"no rows can be read from a polars {type(frame).__name__}", action="collect it to a DataFrame"
         )
+    if objects := [name for name, kind in zip(frame.columns, frame.dtypes, strict=True) if str(kind) == "Object"]:
+        # Arrow would get the addresses of these objects.
+        raise ColumnTypeError(f"column {objects[0]!r} has Python objects", action="give it values of one type")
     try:
         return frame.to_arrow()
     except _REFUSALS:

@@ -7,7 +7,7 @@ from pathlib import Path
 from headrace.connectors.kafka.broker_process import port_is_free
 from headrace.node_process import NodeProcess, port_of
 
-LOG_LINES = 20
+LOG_LINES = 200
 """Lines of a log that a node may write behind the reason of its end."""
 
 

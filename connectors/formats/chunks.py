@@ -143,14 +143,15 @@ class TableBuilder:
         spellings = defaultdict[str, list[str]](list)
         for name in sorted(chunk.fields):
             spellings[name.lower()].append(name)
+        refused = np.zeros(len(chunk.lines), np.bool_)
         for first, *others in [each for each in spellings.values() if len(each) > 1]:
             present = [chunk.fields[name].is_valid().to_numpy(zero_copy_only=False) for name in (first, *others)]
             twins = np.sum(present, axis=0) > 1
             if twins.any():
                 problem = f"fields {first!r} and {others[-1]!r} of table {chunk.table!r} differ only in case"
                 self.rejections.add(chunk.lines[twins], problem)
-                return self._without_twins(_filtered(chunk, pa.array(~twins)))
-        return chunk
+                refused |= twins
+        return _filtered(chunk, pa.array(~refused)) if refused.any() else chunk
 
     def _matching(self, chunks: Iterable[TableChunk], types: Mapping[str, FieldType]) -> list[TableChunk]:
         matching = (self._matching_rows(chunk, types) for chunk in chunks)

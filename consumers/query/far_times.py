@@ -1,4 +1,4 @@
-"""Dates and times that Arrow cannot write as text: infinities, years beyond 32767, and the end of a day.
+"""Dates and times that Arrow does not write as DuckDB means them: infinities, years beyond 32767, and the end of a day.
 
 One value at a time: no reading has such a time, so they come from expressions, in few rows.
 """
@@ -20,14 +20,21 @@ _MARK = "<value out of range"
 
 
 def with_far_values(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """Arrow's texts of dates, times or timestamps, in which those that it could not write are replaced."""
-    if not pc.any(pc.starts_with(texts, _MARK)).as_py():
+    """Arrow's texts of dates (date32), times or timestamps, in which those that it could not write are replaced."""
+    kind = column.type
+    ticks = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        # These have a text: the last nanosecond of int64.
+        ends = pc.min_max(ticks).as_py()
+        is_far = _INFINITY_TICKS in (ends["max"], -(ends["min"] or 0))
+        far = pc.equal(pc.abs(ticks), _INFINITY_TICKS) if is_far else None
+    else:
+        far = pc.starts_with(texts, _MARK)
+    if far is None or not pc.any(far).as_py():
         return texts
-    bits = 32 if pa.types.is_date32(column.type) or pa.types.is_time32(column.type) else 64
-    ticks = column.view(pa.int32() if bits == 32 else pa.int64()).to_pylist()
-    write = _writer(column.type)
-    pairs = zip(texts.to_pylist(), ticks, strict=True)
-    return pa.array([write(tick) if text and text.startswith(_MARK) else text for text, tick in pairs], pa.string())
+    write = _writer(kind)
+    rows = zip(far.to_pylist(), texts.to_pylist(), ticks.to_pylist(), strict=True)
+    return pa.array([write(tick) if is_far else text for is_far, text, tick in rows], pa.string())
 
 
 def _writer(kind: pa.DataType) -> Callable[[int], str]:

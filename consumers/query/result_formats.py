@@ -247,11 +247,11 @@ def _plain(column: pa.Array) -> pa.Array:
         return _iso(column)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return _base64(column)
-    if pa.types.is_date(kind) or pa.types.is_time(kind):
+    if pa.types.is_date32(kind) or pa.types.is_time(kind):
         return with_far_values(column, column.cast(pa.string()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
-    if pa.types.is_duration(kind):
+    if pa.types.is_duration(kind) or pa.types.is_date(kind):
         return column.cast(pa.string())
     return _rare(column)
 

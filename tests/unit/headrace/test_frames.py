@@ -18,12 +18,18 @@ def test_a_polars_type_that_arrow_lacks_names_its_column() -> None:
     assert [{"time": 1}] == arrow_table(pl.DataFrame({"time": [1]})).to_pylist()
 
 
+def test_python_objects_of_polars_are_refused() -> None:
+    """Arrow takes the addresses of such objects for their values."""
+    with pytest.raises(ColumnTypeError, match="column 'o'"):
+        arrow_table(pl.DataFrame({"time": [1], "o": pl.Series([object()], dtype=pl.Object)}))
+
+
 def test_a_stream_that_cannot_be_read_is_refused() -> None:
     """Also of an object of another library, by the error of the writer."""
 
     class Stream:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-            raise ValueError("nothing to give")
+            raise RuntimeError("nothing to give")
 
     with pytest.raises(RowsInvalid, match="nothing to give"):
         arrow_table(Stream())

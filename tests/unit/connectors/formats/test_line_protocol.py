@@ -230,6 +230,14 @@ def test_a_line_with_two_spellings_of_one_name_costs_itself(twins: str) -> None:
     ] == [each.reason for each in parsed.rejections()]
 
 
+def test_many_names_in_two_spellings_cost_their_lines() -> None:
+    """Each line has a pair of its own: names may be keys that a device makes up."""
+    lines = "".join(f"m k{number}=1,K{number}=2 {number + 1}\n" for number in range(1_200))
+    parsed = influx(f"{lines}m v=1 5000\n", FormatOptions())
+    assert [*range(1_200)] == [each.line for each in parsed.rejections()]
+    assert [5_000] == parsed.tables["m"]["time"].to_pylist()
+
+
 def test_tags_that_are_named_are_refused() -> None:
     """Line protocol marks its own: those that are named would have no effect, without a word."""
     for lines in ("", "m,host=a v=1 1"):
