@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.formats.column_names import known_names, name_clashes
 from headrace.connectors.formats.interface import (
     LINE_COLUMN,
     MESSAGE_COLUMN,
@@ -23,7 +24,7 @@ from headrace.connectors.formats.interface import (
     FormatOptions,
     ParseResult,
 )
-from headrace.connectors.formats.lines import Integers, Lines
+from headrace.connectors.formats.lines import Booleans, Integers, Lines
 from headrace.connectors.formats.text_columns import Columns
 from headrace.schemas.tables import TIME_COLUMN, FieldType, widened
 
@@ -110,15 +111,30 @@ class TableBuilder:
         keys = {
             key: _concat_column([chunk.keys.get(key) for chunk in chunks], lengths, None, order) for key in key_names
         }
-        columns = self.tag_columns(keys, len(numbers))
-        columns[TIME_COLUMN] = _concat_column([pa.array(chunk.times) for chunk in chunks], lengths, pa.int64(), order)
-        for field_name, kind in sorted(types.items()):
-            columns[field_name] = _concat_column(
-                [chunk.fields.get(field_name) for chunk in chunks], lengths, kind.arrow, order
-            )
+        tags = self.tag_columns(keys, len(numbers))
+        times = _concat_column([pa.array(chunk.times) for chunk in chunks], lengths, pa.int64(), order)
+        fields = {
+            field_name: _concat_column([chunk.fields.get(field_name) for chunk in chunks], lengths, kind.arrow, order)
+            for field_name, kind in sorted(types.items())
+        }
+        numbers = numbers if order is None else numbers[order.to_numpy()]
+        refused = self._clashing(name, tags, fields, numbers)
+        if refused is not None:
+            numbers, times = numbers[~refused], times.filter(pa.array(~refused))
+            tags, fields = _present(tags, ~refused), _present(fields, ~refused)
+        columns = {**tags, TIME_COLUMN: times, **fields}
         if self.keep_lines:
-            self._add_lines(columns, numbers if order is None else numbers[order.to_numpy()])
-        return pa.table(columns)
+            self._add_lines(columns, numbers)
+        return pa.table(columns) if len(numbers) else None
+
+    def _clashing(self, table: str, tags: Columns, fields: Columns, numbers: Integers) -> Booleans | None:
+        """The rows whose names are those of other columns, which are rejected; None for none."""
+        known = known_names(self.options.declared_tags.get(table, ()), self.options.declared_types(table))
+        refused: Booleans | None = None
+        for name, rows, why in name_clashes(tags, fields, known):
+            self.rejections.add(numbers[rows], f"{name.role} {name.name!r} of table {table!r} {why}")
+            refused = rows if refused is None else refused | rows
+        return refused
 
     def _add_lines(self, columns: Columns, numbers: Integers) -> None:
         if self.lines.messages is not None and self.lines.numbers is not None:
@@ -181,6 +197,12 @@ def _problem(name: str, seen: FieldType, known: FieldType | None, same_folded: s
     if known is None:
         return f"differs from {same_folded!r} only in case" if same_folded != name else None
     return f"is {known} and the line has {seen}" if widened(known, seen) is None else None
+
+
+def _present(columns: Columns, rows: Booleans) -> Columns:
+    """Some rows of the columns that these rows have."""
+    found = {name: values.filter(pa.array(rows)) for name, values in columns.items()}
+    return {name: values for name, values in found.items() if values.null_count < len(values)}
 
 
 def _filtered(chunk: TableChunk, mask: pa.Array, without: str | None = None) -> TableChunk:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from headrace.connectors.formats import FormatOptions, OptionsError, ParseResult, parse_buffer
+from headrace.connectors.formats.interface import LINE_COLUMN
 from headrace.schemas.tables import FieldType
 
 
@@ -227,6 +229,49 @@ def test_a_line_with_two_spellings_of_one_name_costs_itself(twins: str) -> None:
     assert [
         "fields 'G' and 'g' of table 'm' differ only in case",
         "field 'G' of table 'm' differs from 'g' only in case",
+    ] == [each.reason for each in parsed.rejections()]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept", "why"),
+    [
+        (
+            ("m,p=a v=1", 'm p="x",v=2', "m,p=b v=3"),
+            [1, 3],
+            "field 'p' of table 'm' is a tag and the line has it as a field",
+        ),
+        (("m p=5,v=2", "m,p=a v=1", "m,p=b v=3"), [1], "tag 'p' of table 'm' is a field and the line has it as a tag"),
+        (("m,p=a v=1", "m,P=b v=2", "m,p=c v=3"), [1, 3], "tag 'P' of table 'm' differs from 'p' only in case"),
+        (("m,P=a v=1", "m,p=b v=2", "m,P=c v=3"), [1, 3], "tag 'p' of table 'm' differs from 'P' only in case"),
+        (("m,p=a v=1", "m P=5", "m,p=c v=3"), [1, 3], "field 'P' of table 'm' differs from 'p' only in case"),
+        (("m,p=a p=1,v=1", "m p=5", "m p=6"), [2, 3], "'p' is both a tag and a field"),
+        (("m,p=a,P=b v=1", "m,P=c v=2"), [2], "differs from"),
+    ],
+)
+def test_the_first_line_with_a_name_decides_its_role_and_spelling(
+    lines: Sequence[str], kept: list[int], why: str
+) -> None:
+    """Of a table that is new. A tag that gave way to a field would leave rows of several series as one."""
+    parsed = influx("\n".join(f"{line} {number}" for number, line in enumerate(lines, 1)), FormatOptions())
+    assert kept == parsed.tables["m"]["time"].to_pylist()
+    assert [number - 1 for number in range(1, len(lines) + 1) if number not in kept] == [
+        each.line for each in parsed.rejections()
+    ]
+    assert all(why in each.reason for each in parsed.rejections())
+    alone = influx("\n".join(f"{lines[number - 1]} {number}" for number in kept), FormatOptions())
+    rows, wanted = (each.tables["m"].drop_columns([LINE_COLUMN]) for each in (parsed, alone))
+    assert (wanted.schema, wanted.to_pylist()) == (rows.schema, rows.to_pylist())
+
+
+def test_the_names_of_a_known_table_decide() -> None:
+    """Also where no line of the input has them."""
+    options = FormatOptions(declared={"m": {"v": FieldType.FLOAT64}}, declared_tags={"m": ("host",)})
+    parsed = influx("m,v=x w=1 1\nm,HOST=a v=1 2\nm,host=a v=2 3\nm,V=a w=1 4\n", options)
+    assert [3] == parsed.tables["m"]["time"].to_pylist()
+    assert [
+        "column 'v' of table 'm' is a field and the line has it as a tag",
+        "tag 'HOST' of table 'm' differs from 'host' only in case",
+        "tag 'V' of table 'm' differs from 'v' only in case",
     ] == [each.reason for each in parsed.rejections()]
 
 
