@@ -134,12 +134,12 @@ class Registry:
             raise SchemaUnusable(f"schema {number} is {kind}, not Avro", action="give the --format of the messages")
         named: dict[str, Any] = {}
         self._add_references(answer, named, set())
-        return parse_schema(str(answer.get("schema", "")), named)
+        return parse_schema(answer["schema"], named)
 
     def _add_references(self, answer: dict[str, Any], named: dict[str, Any], seen: set[tuple[str, int]]) -> None:
         """Add the types of the schemas that a schema refers to, the innermost first."""
         for each in answer.get("references") or ():
-            key = (str(each["subject"]), int(each["version"]))
+            key = (each["subject"], each["version"])
             if key in seen or len(seen) >= REFERENCES_MAX:
                 continue
             seen.add(key)
@@ -147,7 +147,7 @@ class Registry:
             if referred is None:
                 raise SchemaUnusable(f"the registry lacks version {key[1]} of {key[0]}, which a schema refers to")
             self._add_references(referred, named, seen)
-            parse_schema(str(referred.get("schema", "")), named)
+            parse_schema(referred["schema"], named)
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         """What the registry answers; None if it has no such thing. Waits while it does not answer."""
@@ -186,9 +186,21 @@ class Registry:
             raise _SilentError(str(getattr(error, "reason", error)) or type(error).__name__) from None
         except ValueError:
             raise _SilentError("its answer is no JSON") from None
-        if not isinstance(document, dict):
-            raise _SilentError("its answer is no JSON object")
-        return document
+        if not _is_schema(document):
+            # As of a page of a proxy, or of another server.
+            raise _SilentError("its answer has no schema")
+        return dict(document)
+
+
+def _is_schema(document: Any) -> bool:
+    """Whether an answer is one of a registry about a schema."""
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), str):
+        return False
+    references = document.get("references") or []
+    return isinstance(references, list) and all(
+        isinstance(each, dict) and isinstance(each.get("subject"), str) and isinstance(each.get("version"), int)
+        for each in references
+    )
 
 
 class _SilentError(Exception):

@@ -380,6 +380,28 @@ def test_a_registry_that_does_not_answer_fails_the_input(status: int) -> None:
     assert raised.value.retriable
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"schema": None},
+        [],
+        {"schema": '"int"', "references": 5},
+        {"schema": '"int"', "references": [{"name": "x"}]},
+    ],
+)
+def test_an_answer_without_a_schema_is_none_of_a_registry(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    """Such as that of a proxy. Messages are not refused for it, and the answer that comes then is taken."""
+    with schema_registry() as registry:
+        number = registry.register({"type": "record", "name": "R", "fields": [{"name": "v", "type": "double"}]})
+        store = SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(registry), "answer", lambda *_: (200, answer))
+            with pytest.raises(RegistryUnavailable, match="its answer has no schema"):
+                store.program(number, ())
+        assert 1 == len(store.program(number, ()).columns)
+
+
 def test_an_unknown_id_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged messages repeat no request, an id that comes is found, and the ids kept are limited."""
     monkeypatch.setattr(schema_store, "UNKNOWN_MAX", 3)
