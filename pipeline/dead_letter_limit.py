@@ -36,7 +36,9 @@ def too_many_rejected(rows: int, rejected: int, reasons: Mapping[str, int], queu
     most = max(reasons, key=lambda reason: reasons[reason], default="")
     named = f"; most often: {' '.join(most.split())}" if most else ""
     lines = f"{rejected:,} of {rows + rejected:,} lines of a batch are refused"
-    return TooManyRejected(f"{lines}, and it was not committed{named}", action=too_many_action(queue))
+    return TooManyRejected(
+        f"{lines}, and it was not committed, though good rows may be there{named}", action=too_many_action(queue)
+    )
 
 
 def is_dead_letters(records: pa.RecordBatch) -> bool:

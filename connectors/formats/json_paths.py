@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from headrace.connectors.formats.avro_rows import Payloads
 from headrace.connectors.formats.interface import REJECTED_MESSAGES, InvalidLine
 from headrace.connectors.formats.json_path_kernel import COLON, OPEN_OBJECT, Tree, flatten, room_of_nesting
-from headrace.connectors.formats.json_scanner import JsonMembers, Number, json_document
+from headrace.connectors.formats.json_scanner import JsonMembers, Number, json_documents
 from headrace.connectors.formats.lines import WORD_BYTES
 from headrace.connectors.formats.paths import Path, text_of
 
@@ -95,7 +95,7 @@ def _arrays(root: _Node) -> Tree:
 
 
 def _flat_lines(message: int, content: bytes, root: _Node, rejected: list[tuple[int, int, str]]) -> list[str]:
-    """The flat objects of one message that the loop did not read: of the whole, or of its lines."""
+    """The flat objects of one message that the loop did not read, one behind the other: of the whole, or of its lines."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -103,12 +103,12 @@ def _flat_lines(message: int, content: bytes, root: _Node, rejected: list[tuple[
         return []
     flat: list[str] = []
     try:
-        documents: list[object] = [json_document(text)]
+        documents = json_documents(text)
     except InvalidLine as error:
         if "\n" not in text.strip():
             rejected.append((message, 0, str(error)))
             return []
-        documents = [_of_line(line) for line in text.split("\n")]
+        documents = [each for line in text.split("\n") for each in _of_line(line)]
     for document in documents:
         several = isinstance(document, list) and not isinstance(document, JsonMembers)
         for each in document if several else [document]:  # type: ignore[attr-defined]
@@ -120,13 +120,13 @@ def _flat_lines(message: int, content: bytes, root: _Node, rejected: list[tuple[
     return flat
 
 
-def _of_line(line: str) -> object:
+def _of_line(line: str) -> list[object]:
     if not line.strip():
-        return None
+        return [None]
     try:
-        return json_document(line)
+        return json_documents(line)
     except InvalidLine as error:
-        return error
+        return [error]
 
 
 def _flat_object(document: object, root: _Node) -> str:

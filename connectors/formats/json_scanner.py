@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,15 +68,35 @@ def parse_objects(text: str) -> list[dict[str, Scalar] | InvalidLine]:
 
 def json_document(text: str) -> object:
     """A JSON text: objects as JsonMembers, numbers as they are written. Raises InvalidLine."""
-    try:
+    with _as_invalid_line():
         document: object = _DECODER.decode(text)
+    return document
+
+
+def json_documents(text: str) -> list[object]:
+    """JSON texts one behind the other, each as `json_document` gives it. Raises InvalidLine."""
+    documents: list[object] = []
+    position, end = 0, len(text.rstrip(_JSON_SPACE))
+    with _as_invalid_line():
+        while position < end:
+            while text[position] in _JSON_SPACE:
+                position += 1
+            document, position = _DECODER.raw_decode(text, position)
+            documents.append(document)
+    return documents
+
+
+@contextmanager
+def _as_invalid_line() -> Iterator[None]:
+    """The errors of the decoder as InvalidLine."""
+    try:
+        yield
     except RecursionError:
         raise InvalidLine("the JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise InvalidLine(f"not JSON: {error.msg} at character {error.pos}") from None
     except ValueError as error:
         raise InvalidLine(f"not JSON: {error}") from None
-    return document
 
 
 def plain_members(line: bytes) -> list[Member] | None:
@@ -136,6 +157,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
+_JSON_SPACE = " \t\r\n"
 _DECODER = json.JSONDecoder(object_pairs_hook=JsonMembers, parse_int=Number, parse_float=Number, parse_constant=Number)
 
 

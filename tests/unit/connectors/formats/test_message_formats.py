@@ -53,6 +53,17 @@ def test_paths_take_values_out_of_nested_json() -> None:
     assert [6, 7, 8, 9, 10] == [row["time"] for row in rows_of(result)[1:]]
 
 
+@pytest.mark.parametrize("extra", [b"", b'"km\\/h":1,', b'"\\u00e9":{},'])
+@pytest.mark.parametrize("between", [b"", b" ", b"\r\n\t", b"\n\n"])
+@pytest.mark.parametrize("indent", [b"", b"\n  "])
+def test_objects_behind_each_other_are_read_in_either_way(extra: bytes, between: bytes, indent: bytes) -> None:
+    """An escaped key takes the loop's way from a message, and a value of a wrong kind costs its own object."""
+    good, wrong = (b"{" + extra + indent + b'"ts":1,"v":' + value + indent + b"}" for value in (b'{"x":2}', b"[2]"))
+    result = parsed("json", [between.join([good, wrong, good]) + between, good], MAPPED)
+    assert [2, 2, 2] == [row["x"] for row in rows_of(result)]
+    assert ["member 'v' is an array: a path leads into it"] == [each.reason for each in result.rejections()]
+
+
 def test_what_is_wrong_in_nested_json_costs_its_line() -> None:
     """The lines beside are rows, and a refused line has its message, its number and the reason."""
     messages = [
