@@ -68,9 +68,9 @@ def iterate_file(
 ) -> Iterator[Block]:
     """Read a file (`-` is standard input; gzip is recognised) in blocks of lines, about `block_bytes` each.
 
-    The first type of a field decides for the whole file, as in one block, unless `options.declared` has
-    another; that mapping is read again for every block. Raises UnreadableFile, and the errors of the parser
-    of the format.
+    The first type of a field decides for the whole file, as in one block, and so does the first line with a name for
+    its role (see `column_names`), unless `options.declared` and `declared_tags` have another; these mappings are read
+    again for every block. Raises UnreadableFile, and the errors of the parser of the format.
     """
     known = check_format(format)
     try:
@@ -149,24 +149,32 @@ class _CountingStream(io.RawIOBase):
 
 
 @dataclass(slots=True)
-class _FieldTypes:
-    """The types of the fields of a file so far; declared types have priority."""
+class _SeenColumns:
+    """The tags of a file so far, and the types of its fields; declared ones have priority."""
 
     options: FormatOptions
-    seen: dict[str, dict[str, FieldType]]
+    seen: dict[str, dict[str, FieldType]] = field(default_factory=dict)
+    tags: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def current(self) -> FormatOptions:
         """The options for the next block."""
         tables = {*self.seen, *self.options.declared}
         declared = {table: {**self.seen.get(table, {}), **self.options.declared_types(table)} for table in tables}
-        return replace(self.options, declared=declared)
+        tables = {*self.tags, *self.options.declared_tags}
+        tags = {table: {**self.tags.get(table, {}), **self._declared_tags(table)} for table in tables}
+        return replace(self.options, declared=declared, declared_tags=tags)
+
+    def _declared_tags(self, table: str) -> dict[str, None]:
+        return dict.fromkeys(self.options.declared_tags.get(table, ()))
 
     def update(self, tables: Mapping[str, pa.Table]) -> None:
-        """Add the types of one block."""
+        """Add the columns of one block."""
         for name, table in tables.items():
-            known = self.seen.setdefault(name, {})
+            known, tags = self.seen.setdefault(name, {}), self.tags.setdefault(name, {})
             for column in table.schema:
                 kind = FieldType.of_arrow(column.type)
+                if pa.types.is_dictionary(column.type):
+                    tags[column.name] = None
                 if kind is not None and not column.name.startswith("__") and column.name != "time":
                     known[column.name] = widened(known.get(column.name, kind), kind) or kind
 
@@ -180,7 +188,7 @@ def _text_blocks(
     *,
     keep_lines: bool,
 ) -> Iterator[Block]:
-    types = _FieldTypes(options, {})
+    seen = _SeenColumns(options)
     header: Header | None = None
     first_line, remainder, ended = 0, b"", False
     # The first block must hold a whole byte order mark.
@@ -211,9 +219,9 @@ def _text_blocks(
         remainder = data[end:]
         if lines.count:
             parsed = parse_text(
-                format, lines, types.current(), default_time_ns, header=header, first=after, keep_lines=keep_lines
+                format, lines, seen.current(), default_time_ns, header=header, first=after, keep_lines=keep_lines
             )
-            types.update(parsed.tables)
+            seen.update(parsed.tables)
             yield Block(_renumber(parsed, first_line), first_line, source.bytes_read)
         first_line += lines.count
 

@@ -113,6 +113,12 @@ def _check_roles(part: Mapping[str, Any], tags: Mapping[str, Path], fields: Mapp
     for name in fields:
         if name in tags or (isinstance(static, dict) and name in static):
             raise MappingInvalid(f"{where} names {name!r} as a tag and as a field", action="rename one of them")
+    spellings: dict[str, str] = {}
+    for name in (*tags, *(static if isinstance(static, dict) else ()), *fields):
+        if (other := spellings.setdefault(name.lower(), name)) != name:
+            raise MappingInvalid(
+                f"{where} names {other!r} and {name!r}, which differ only in case", action="rename one"
+            )
 
 
 def _named_paths(part: Any, what: str, kind: str) -> dict[str, Path]:

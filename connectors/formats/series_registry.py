@@ -234,7 +234,7 @@ class SeriesRegistry:
         declared = self._options.declared_types(table)
         for name in tag_names:
             if name in declared:
-                raise InvalidLine(f"column {name!r} of table {table!r} is a field and the line has it as a tag")
+                raise InvalidLine(f"tag {name!r} of table {table!r} is a field and the line has it as a tag")
         return self._tag_set_codes.setdefault(tag_names, len(self._tag_set_codes))
 
     def _flush_singles(self) -> None:

@@ -122,7 +122,8 @@ def parse_start(text: str, option: str = "--start") -> int:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageInvalid(f"{option} {text} is not a time", action=f"for example {_DEFAULT_START}") from None
+        action = f"for example {_DEFAULT_START}, or nanoseconds of nine digits at least"
+        raise UsageInvalid(f"{option} {text} is not a time", action=action) from None
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     # Integers all the way: today in nanoseconds does not fit into the 53 bits of the float that `timestamp()`
     # returns.

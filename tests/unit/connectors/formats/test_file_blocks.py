@@ -29,6 +29,8 @@ LINES = {
         "bad",
         't s="a \\" b" 5',
         't s="x\n\ny" 6',
+        "t,HOST=b v=4 7",
+        't host="c",v=5 8',
     ),
     "json": ('{"time":1,"v":1}', '{"time":2,"v":"x"}', '{"time":3,"host":"a","w":true}', "bad", ""),
     "csv": ("1,a,1", "2,b,x", '3,"two\nlines",5', '4,"open,1', "bad", "", "5,c,"),

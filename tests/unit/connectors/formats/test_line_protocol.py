@@ -269,7 +269,7 @@ def test_the_names_of_a_known_table_decide() -> None:
     parsed = influx("m,v=x w=1 1\nm,HOST=a v=1 2\nm,host=a v=2 3\nm,V=a w=1 4\n", options)
     assert [3] == parsed.tables["m"]["time"].to_pylist()
     assert [
-        "column 'v' of table 'm' is a field and the line has it as a tag",
+        "tag 'v' of table 'm' is a field and the line has it as a tag",
         "tag 'HOST' of table 'm' differs from 'host' only in case",
         "tag 'V' of table 'm' differs from 'v' only in case",
     ] == [each.reason for each in parsed.rejections()]

@@ -345,6 +345,8 @@ def test_options_that_do_not_fit_the_format_are_errors_before_the_first_message(
         ("[topics.raw]\n[topics.raw.fields]\nx = 'a..b'", "no path"),
         ("[topics.raw]\n[topics.raw.fields]\nx = 5", "field 'x'"),
         ("[topics.raw]\n[topics.raw.fields]\nx = 'a'\ny = 'a'", "twice"),
+        ("[topics.raw]\n[topics.raw.fields]\nx = 'a'\nX = 'b'", "'x' and 'X', which differ only in case"),
+        ("[topics.raw]\ntags = { P = 'a' }\n[topics.raw.fields]\np = 'b'", "'P' and 'p', which differ only in case"),
         ("[topics.raw]\n[topics.raw.fields]\nx = 'a'\ny = 'a.b'", "inside of it"),
         ("[topics.raw]\n[topics.raw.fields]\ntime = 'a'", "time"),
         ("[topics.raw]\ntags = { host = 'meta.host' }", "name its fields"),
