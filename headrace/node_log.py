@@ -1,4 +1,4 @@
-"""What the log of a node's process says about its end, to whoever starts nodes on one machine."""
+"""What the log of a node's process shows of its end, for whoever starts nodes on one machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names that one table cannot have beside each other: of a tag and of a field, or in two spellings.
 
-SQL does not tell names apart by case. What the table has decides, or else the first row that has the name; rows with
+SQL does not distinguish names by case. What the table has decides, or else the first row that has the name; rows with
 the other role or spelling are refused.
 """
 

@@ -200,7 +200,7 @@ def plain_text(column: pa.Array) -> pa.Array:
 
 
 def _are_words(texts: pa.Array) -> bool:
-    """Whether a reader can tell the texts of a list apart without quotes."""
+    """Whether the texts of a list can be distinguished without quotes."""
     return not texts.null_count and not pc.any(pc.match_substring_regex(texts, r'^$|[,"]')).as_py()
 
 

@@ -74,7 +74,7 @@ def test_a_removed_node_is_not_started_beside_another(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_removed_node_without_data_is_started(cluster: Cluster, noted: bool) -> None:
-    """As a node that waits to join, which its last line told to do; later it is one like any other."""
+    """As a node that waits to join, as its last line advised; later it is one like any other."""
     if noted:
         assert [] == cluster.start()
         assert cluster.node("n3").removed

@@ -196,7 +196,7 @@ def test_what_can_be_cancelled() -> None:
     ],
 )
 def test_a_migration_that_waits_for_a_node_says_to_start_it(online: set[str], advice: str) -> None:
-    """Nothing else ends it: whoever is told to wait would wait for ever."""
+    """Nothing else ends it: a wait alone would last for ever."""
     state, nodes = running(Phase.MIGRATING), replace(ALL, online=frozenset(online))
     with pytest.raises(CancelTooLate) as late:
         cancelled_change(state, nodes)

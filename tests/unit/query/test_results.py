@@ -132,7 +132,7 @@ def test_a_day_of_any_year_is_the_one_that_duckdb_names(days: int) -> None:
 @pytest.mark.parametrize("value", ["'1'::BIT", "1::UHUGEINT", "'1'::BIGNUM", "TIMETZ '12:00:00+01'", "1::VARIANT"])
 @pytest.mark.parametrize("shape", ["{}", "[{}]", "{{'a': {}}}", "MAP {{1: {}}}", "[{}]::{}[1]"])
 def test_a_type_that_no_answer_holds_is_refused(value: str, shape: str) -> None:
-    """DuckDB writes these to Arrow as other values, or as its own bytes. Text is the way out, and the line says so."""
+    """DuckDB writes these to Arrow as other values, or as its own bytes. Text is the way out, and the error names it."""
     kind = duckdb.sql(f"SELECT typeof({value})").fetchall()[0][0]
     sql = f"SELECT 1 AS a, {shape.format(value, kind)} AS v"
     with duckdb.connect() as connection:
