@@ -15,7 +15,7 @@ from headrace.connectors.formats.alike_streams import (
     StreamLayout,
     layout_of,
 )
-from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
+from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
     TAG_TYPE,
@@ -27,6 +27,7 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.lines import Integers
 from headrace.connectors.formats.row_rules import validate_but_for_times
 from headrace.connectors.formats.stream_reader import StreamUnreadable, read_stream
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.text_columns import present_tags
 from headrace.connectors.formats.typed_rows import TypedRows, chosen_columns, numbered_lines, typed_chunks
 

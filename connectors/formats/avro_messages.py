@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headrace.connectors.formats.avro_rows import REASONS, Payloads, decode_records
 from headrace.connectors.formats.avro_schema import Program, SchemaUnusable, compile_schema, require_paths
-from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
+from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
     DefaultTimes,
@@ -25,6 +25,7 @@ from headrace.connectors.formats.interface import (
 )
 from headrace.connectors.formats.lines import Booleans, Integers, words_of
 from headrace.connectors.formats.schema_store import SchemaUnknown, check_place, only_schema, schema_store
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.text_columns import present_tags
 from headrace.connectors.formats.typed_rows import (
     TypedRows,

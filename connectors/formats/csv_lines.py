@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk, is_sorted
+from headrace.connectors.formats.chunks import Rejections, TableChunk, is_sorted
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
     TIME_ABSENT,
@@ -36,6 +36,7 @@ from headrace.connectors.formats.lines import (
     find_quoted_records,
     positions_of,
 )
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.templates import Template, match
 from headrace.connectors.formats.text_columns import (
     Columns,

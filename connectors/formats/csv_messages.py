@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
+from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.csv_lines import Header, cells_of, read_chunks
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
@@ -23,6 +23,7 @@ from headrace.connectors.formats.interface import (
     ParseResult,
 )
 from headrace.connectors.formats.lines import Booleans, Integers, Lines
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.text_columns import present_tags
 
 NO_LINES = "the message has one line, its header: name the columns if it is none"

@@ -157,6 +157,10 @@ class FormatOptions:
         """The paths of the values that are read; empty for all."""
         return tuple(path for path, _ in self.sources)
 
+    def source_name(self, name: str) -> str:
+        """What the input calls a column: the path of its value where one is mapped, its parts joined by dots."""
+        return next((".".join(path) for path, mapped in self.sources if mapped == name), name)
+
     def declared_types(self, table: str) -> Mapping[str, FieldType]:
         """The declared types of the fields of `table`."""
         declared = self.declared.get(table, {})

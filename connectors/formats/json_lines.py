@@ -19,7 +19,6 @@ import pyarrow as pa
 from headrace.connectors.formats.chunks import (
     Rejections,
     ScannedRows,
-    TableBuilder,
     TableChunk,
     concat_arrays,
     is_sorted,
@@ -46,6 +45,7 @@ from headrace.connectors.formats.json_templates import (
     tag_codes,
 )
 from headrace.connectors.formats.lines import Booleans, Integers, Lines
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.templates import MatchedLines, Matcher
 from headrace.connectors.formats.text_columns import (
     and_masks,
@@ -200,7 +200,8 @@ class _Parser:
         if isinstance(time, bool):
             raise InvalidLine(f"the time {str(time).lower()} is not a time")
         if time is None and int(self._default_times_of(np.array([line]))[0]) == TIME_ABSENT:
-            raise InvalidLine(f"the line has no time (member {self.options.time_column!r})")
+            member = self.options.source_name(self.options.time_column)
+            raise InvalidLine(f"the line has no time (member {member!r})")
         return time
 
     def _scanned_chunks(self) -> Iterator[TableChunk]:

@@ -186,7 +186,8 @@ class MemberMapping:
         if named is None and self.options.table is not None:
             return self.options.table
         if not isinstance(named, str) or isinstance(named, Number):
-            raise InvalidLine(f"member {self.options.table_column!r} does not name a table")
+            member = self.options.source_name(self.options.table_column)
+            raise InvalidLine(f"member {member!r} does not name a table")
         check_column("table", named)
         return named
 

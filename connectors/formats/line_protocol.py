@@ -18,7 +18,6 @@ import pyarrow as pa
 from headrace.connectors.formats.chunks import (
     Rejections,
     ScannedRows,
-    TableBuilder,
     TableChunk,
     concat_arrays,
     is_sorted,
@@ -43,6 +42,7 @@ from headrace.connectors.formats.line_scanner import (
 from headrace.connectors.formats.line_triage import UNEXPLAINED, Triage, no_readings
 from headrace.connectors.formats.lines import Booleans, Integers, Lines, QuotedRecords, find_quoted_records
 from headrace.connectors.formats.series_registry import Codes, SeriesRegistry
+from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.templates import NUMBER_KINDS, MatchedLines, Matcher, Template
 from headrace.connectors.formats.text_columns import Columns, and_masks, booleans, scaled, to_arrow, valid_mask
 from headrace.schemas.tables import FieldType

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -27,8 +26,6 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import parse_line_protocol
 from headrace.connectors.formats.lines import Integers, Lines, lines_of_buffer, lines_of_messages
-from headrace.connectors.formats.row_rules import accepted_times, without_refused_times
-from headrace.schemas.tables import TIME_COLUMN
 
 NS_PER_MS = 1_000_000
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -63,32 +60,6 @@ def parse_text(
     keep_lines: bool = False,
 ) -> ParseResult:
     """Parse lines of a text format; in CSV, `header` is the one of the file and `first` the line after it."""
-
-    def parse(*, keep_lines: bool) -> ParseResult:
-        return _parse_lines(format, lines, options, default_times, header, first, keep_lines=keep_lines)
-
-    return _with_usable_times(parse, keep_lines=keep_lines)
-
-
-def _with_usable_times(parse: Callable[..., ParseResult], *, keep_lines: bool) -> ParseResult:
-    """What `parse` gives, with rows of a time that SQL does not have as rejected lines."""
-    parsed = parse(keep_lines=keep_lines)
-    if all(accepted_times(table.column(TIME_COLUMN)) is None for table in parsed.tables.values()):
-        return parsed
-    # Line numbers are two more columns: only an input with such a time is parsed again with them.
-    return without_refused_times(parsed if keep_lines else parse(keep_lines=True), keep_lines=keep_lines)
-
-
-def _parse_lines(
-    format: Format,
-    lines: Lines,
-    options: FormatOptions,
-    default_times: DefaultTimes,
-    header: Header | None,
-    first: int,
-    *,
-    keep_lines: bool,
-) -> ParseResult:
     if format == "influx":
         return parse_line_protocol(lines, options, default_times, keep_lines=keep_lines)
     if format == "json":
@@ -142,11 +113,7 @@ def _parse_messages(
     if options.sources and known == "influx":
         raise OptionsError("line protocol names its own tags and fields", action="leave them out of the mapping")
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-    def parse(*, keep_lines: bool) -> ParseResult:
-        return _parse_values(known, array, times, options, keep_lines=keep_lines)
-
-    return _with_usable_times(parse, keep_lines=keep_lines)
+    return _parse_values(known, array, times, options, keep_lines=keep_lines)
 
 
 def _parse_values(
@@ -186,7 +153,7 @@ def _parse_lines_of(
     assert lines.messages is not None
     # Each line of a message gets the timestamp of its message.
     default_times = None if times is None else times[lines.messages]
-    return _parse_lines(format, lines, options, default_times, None, 0, keep_lines=keep_lines)
+    return parse_text(format, lines, options, default_times, keep_lines=keep_lines)
 
 
 def _without_byte_order_marks(values: pa.Array) -> pa.Array:

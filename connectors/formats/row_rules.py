@@ -7,15 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.interface import (
-    LINE_COLUMN,
-    MESSAGE_COLUMN,
-    REJECTED_LINES,
-    REJECTED_MESSAGES,
-    FormatError,
-    ParseResult,
-    TimeRangeError,
-)
+from headrace.connectors.formats.interface import FormatError, TimeRangeError
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TIME_COLUMN
 
 Mask = npt.NDArray[np.bool_]
@@ -56,7 +48,7 @@ def check_times(table: pa.Table) -> None:
         raise TimeRangeError(f"{count} rows have no usable time: {NO_SUCH_TIME}", action="drop or mend these rows")
 
 
-def accepted_times(times: pa.ChunkedArray) -> Mask | None:
+def accepted_times(times: pa.ChunkedArray | pa.Array) -> Mask | None:
     """Which times SQL has; None for all of them."""
     bounds = pc.min_max(times)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
@@ -128,27 +120,6 @@ def _check_but_for_times(name: str, column: pa.ChunkedArray) -> None:
             validate_but_for_times(chunk)
     except pa.ArrowInvalid:
         raise ArrayInvalid(f"column {name!r} is not valid") from None
-
-
-def without_refused_times(parsed: ParseResult, *, keep_lines: bool) -> ParseResult:
-    """A result with line numbers, whose rows with a time that SQL does not have are rejected lines."""
-    tables, rejected = {}, [parsed.rejected]
-    for name, rows in parsed.tables.items():
-        accepted = accepted_times(rows.column(TIME_COLUMN)) if rows.num_rows else None
-        if accepted is not None:
-            rejected.append(_rejected(rows.filter(pa.array(~accepted)), parsed.rejected.schema))
-            rows = rows.filter(pa.array(accepted))
-        if not keep_lines:
-            rows = rows.drop_columns([each for each in (MESSAGE_COLUMN, LINE_COLUMN) if each in rows.column_names])
-        tables[name] = rows
-    order = [(name, "ascending") for name in parsed.rejected.column_names if name != "reason"]
-    return ParseResult(tables, pa.concat_tables(rejected).sort_by(order), parsed.lines)
-
-
-def _rejected(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    origin = [rows[MESSAGE_COLUMN]] if schema.equals(REJECTED_MESSAGES) else []
-    assert origin or schema.equals(REJECTED_LINES)
-    return pa.table([*origin, rows[LINE_COLUMN], pa.repeat(pa.scalar(NO_SUCH_TIME), rows.num_rows)], schema=schema)
 
 
 def _is_text(kind: pa.DataType) -> bool:

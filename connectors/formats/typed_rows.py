@@ -188,7 +188,9 @@ def _table_names(rows: TypedRows, options: FormatOptions, rejections: Rejections
             names = column.cast(pa.string())
     if options.table is not None:
         return pc.fill_null(names, options.table)
-    rejections.add(rows.lines[np.asarray(pc.is_null(names))], f"column {name!r} does not name a table")
+    rejections.add(
+        rows.lines[np.asarray(pc.is_null(names))], f"column {options.source_name(name)!r} does not name a table"
+    )
     return names
 
 

@@ -64,6 +64,20 @@ def test_objects_behind_each_other_are_read_in_either_way(extra: bytes, between:
     assert ["member 'v' is an array: a path leads into it"] == [each.reason for each in result.rejections()]
 
 
+def test_reasons_name_the_paths_of_the_input() -> None:
+    """Of a mapping the names of our own columns are in no message, and no user knows them."""
+    mapping = """
+        [topics.raw]
+        table_path = "meta.kind"
+        time = { path = "meta.ts" }
+        fields = { x = "x" }
+    """
+    options = read_mapping(mapping, "raw").options
+    result = parsed("json", [b'{"x":1,"meta":{"kind":"t"}}', b'{"x":1,"meta":{"ts":1}}'], options)
+    reasons = [each.reason for each in result.rejections()]
+    assert ["the line has no time (member 'meta.ts')", "member 'meta.kind' does not name a table"] == reasons
+
+
 def test_what_is_wrong_in_nested_json_costs_its_line() -> None:
     """The lines beside are rows, and a refused line has its message, its number and the reason."""
     messages = [
