@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import traceback
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.operations import admin_routes, snapshot_routes
 from headrace.consumers.serve.origin_check import OriginCheck
 from headrace.consumers.serve.query_service import QueryService, http_status, query_request
+from headrace.consumers.serve.request_threads import HEALTH_THREADS, STATUS_THREADS, RequestThreads
 from headrace.consumers.serve.running_queries import running_query_routes
 from headrace.consumers.serve.scan_service import scan_routes
 from headrace.consumers.serve.schema_service import schema_routes
@@ -86,35 +86,35 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
 class _Surface:
     """The routes of people and monitoring."""
 
-    # Methods of a node take its locks, which a thread may hold for long. They run on threads, so that the
-    # event loop answers health checks meanwhile.
-
     def __init__(self, node: NodeApi) -> None:
         self._node = node
         self._queries = QueryService(node.engine)
+        # Methods of a node take its locks, which a thread may hold for long.
+        self._health = RequestThreads("health", HEALTH_THREADS)
+        self._reports = RequestThreads("status", STATUS_THREADS)
 
     async def page(self, _request: Request) -> Response:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     async def live(self, _request: Request) -> Response:
-        return _health(await asyncio.to_thread(self._node.live), ["only a restart can help this node"])
+        return _health(await self._health.run(self._node.live), ["only a restart can help this node"])
 
     async def startup(self, _request: Request) -> Response:
-        return _health(await asyncio.to_thread(self._node.startup_done), ["the node is starting"])
+        return _health(await self._health.run(self._node.startup_done), ["the node is starting"])
 
     async def ready(self, _request: Request) -> Response:
-        is_ready, reasons = await asyncio.to_thread(self._node.ready)
+        is_ready, reasons = await self._health.run(self._node.ready)
         return _health(is_ready, reasons)
 
     async def metrics(self, _request: Request) -> Response:
-        text = await asyncio.to_thread(metrics_text, self._node)
+        text = await self._reports.run(metrics_text, self._node)
         return PlainTextResponse(text, media_type=METRICS_MEDIA_TYPE)
 
     async def status(self, _request: Request) -> Response:
-        return _json(await asyncio.to_thread(self._status))
+        return _json(await self._reports.run(self._status))
 
     async def tables(self, _request: Request) -> Response:
-        return _json([table_document(schema) for schema in await asyncio.to_thread(self._node.engine.tables)])
+        return _json([table_document(schema) for schema in await self._reports.run(self._node.engine.tables)])
 
     async def query(self, request: Request) -> Response:
         return await self._queries.respond(request, await query_request(request))

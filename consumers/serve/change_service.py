@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.query_service import RequestInvalid, posted_json
+from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import ChangeKind
 
@@ -36,17 +36,18 @@ class RequestUnknown(HeadraceError):
 
 def change_routes(node: NodeApi) -> list[Route]:
     """`POST /api/v1/cluster/change`, `GET /api/v1/cluster/change[?id=ID]`, and `GET /api/v1/cluster`."""
+    threads = RequestThreads("change", LOG_THREADS)
 
     async def change(request: Request) -> Response:
         given = await posted_json(request)
-        return await _answer(lambda: _carried_out(node, given))
+        return await _answer(threads, lambda: _carried_out(node, given))
 
     async def outcome(request: Request) -> Response:
         name = request.query_params.get("id")
-        return await _answer(lambda: _running(node) if name is None else _outcome(node, name))
+        return await _answer(threads, lambda: _running(node) if name is None else _outcome(node, name))
 
     async def cluster(_request: Request) -> Response:
-        return await _answer(lambda: _report(node).cluster())
+        return await _answer(threads, lambda: _report(node).cluster())
 
     return [
         Route("/api/v1/cluster", cluster, methods=["GET"]),
@@ -144,10 +145,10 @@ def _number(given: Mapping[str, Any], name: str) -> int | None:
     raise RequestInvalid(f"{name} is not a whole number")
 
 
-async def _answer(call: Callable[[], dict[str, Any]]) -> Response:
+async def _answer(threads: RequestThreads, call: Callable[[], dict[str, Any]]) -> Response:
     # On a thread: a request waits until the log has decided it.
     try:
-        return JSONResponse(await asyncio.to_thread(call))
+        return JSONResponse(await threads.run(call))
     except HeadraceError as error:
         document: dict[str, Any] = {
             "kind": type(error).__name__,

@@ -6,7 +6,6 @@ that are understood are those; readings are queried in SQL.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from urllib.parse import parse_qs
 
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.serve.query_service import RequestTooLarge, http_status
+from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.errors import HeadraceError
 
@@ -31,6 +31,7 @@ _HEADERS = {"X-Influxdb-Version": "headrace"}
 
 def influx_routes(writes: WriteApi) -> list[Route]:
     """`/ping`, `/health` and `/query` of InfluxDB."""
+    threads = RequestThreads("influx", LOG_THREADS)
 
     async def ping(_request: Request) -> Response:
         return Response(status_code=204, headers=_HEADERS)
@@ -41,7 +42,7 @@ def influx_routes(writes: WriteApi) -> list[Route]:
         return JSONResponse(document, headers=_HEADERS)
 
     async def query(request: Request) -> Response:
-        return JSONResponse(*await _answer(writes, await _statement(request)), headers=_HEADERS)
+        return JSONResponse(*await _answer(writes, threads, await _statement(request)), headers=_HEADERS)
 
     return [
         Route("/ping", ping, methods=["GET", "HEAD"]),
@@ -63,14 +64,14 @@ async def _statement(request: Request) -> str:
     return parse_qs(body.decode(errors="replace")).get("q", [""])[0] if is_form else ""
 
 
-async def _answer(writes: WriteApi, statement: str) -> tuple[dict[str, object], int]:
+async def _answer(writes: WriteApi, threads: RequestThreads, statement: str) -> tuple[dict[str, object], int]:
     """(document, status) as InfluxDB 1 has them: an error of a statement is in its result."""
     try:
         if found := _CREATE.fullmatch(statement):
-            await asyncio.to_thread(writes.create_database, _name(found["name"]))
+            await threads.run(writes.create_database, _name(found["name"]))
             return {"results": [{"statement_id": 0}]}, 200
         if _SHOW.fullmatch(statement):
-            names = sorted((await asyncio.to_thread(writes.schemas)).databases)
+            names = sorted((await threads.run(writes.schemas)).databases)
             series = {"name": "databases", "columns": ["name"], "values": [[name] for name in names]}
             return {"results": [{"statement_id": 0, "series": [series]}]}, 200
     except HeadraceError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from starlette.requests import Request
@@ -10,6 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.consumers.serve.node_api import NodeApi
+from headrace.consumers.serve.request_threads import OPERATION_THREADS, RequestThreads
 from headrace.consumers.serve.snapshots import SnapshotRegistry, SnapshotUnknown
 from headrace.schemas.errors import HeadraceError
 
@@ -23,10 +23,11 @@ def admin_routes(node: NodeApi) -> list[Route]:
     `POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S[&read_files=true]`,
     `GET /api/v1/members`, `GET /api/v1/files?database=D&table=T` and `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`.
     """
+    threads = RequestThreads("operation", OPERATION_THREADS)
 
     async def seal(request: Request) -> Response:
         group = request.query_params.get("group", "")
-        return await _answer(lambda: JSONResponse(node.seal(group)))
+        return await _answer(threads, lambda: JSONResponse(node.seal(group)))
 
     async def evidence(request: Request) -> Response:
         query = request.query_params
@@ -36,21 +37,21 @@ def admin_routes(node: NodeApi) -> list[Route]:
             return JSONResponse({"error": {"kind": "UsageInvalid", "message": "group, version, sealed_version"}}, 400)
         read_files = query.get("read_files", "") == "true"
         return await _answer(
-            lambda: JSONResponse(node.requests.evidence(group, version, sealed, read_files=read_files))
+            threads, lambda: JSONResponse(node.requests.evidence(group, version, sealed, read_files=read_files))
         )
 
     async def members(_request: Request) -> Response:
-        return await _answer(lambda: JSONResponse(node.requests.members()))
+        return await _answer(threads, lambda: JSONResponse(node.requests.members()))
 
     async def accept_gap(request: Request) -> Response:
         group, resume = request.query_params.get("group", ""), request.query_params.get("resume", "")
         if resume and not _is_offset(resume):
             return JSONResponse({"error": {"kind": "UsageInvalid", "message": "resume is not an offset"}}, 400)
-        return await _answer(lambda: JSONResponse(node.accept_gap(group, int(resume) if resume else None)))
+        return await _answer(threads, lambda: JSONResponse(node.accept_gap(group, int(resume) if resume else None)))
 
     async def files(request: Request) -> Response:
         database, table = (request.query_params.get(name, "") for name in ("database", "table"))
-        return await _answer(lambda: JSONResponse(node.files(database, table)))
+        return await _answer(threads, lambda: JSONResponse(node.files(database, table)))
 
     return [
         Route("/api/v1/files", files, methods=["GET"]),
@@ -67,20 +68,21 @@ def snapshot_routes(node: NodeApi) -> list[Route]:
     `POST /api/v1/snapshots?group=G`, `GET /api/v1/snapshots/{id}/file?path=P&offset=N` and
     `DELETE /api/v1/snapshots/{id}`.
     """
+    threads = RequestThreads("snapshot", OPERATION_THREADS)
 
     async def make(request: Request) -> Response:
         group = request.query_params.get("group", "")
-        return await _answer(lambda: JSONResponse(node.make_snapshot(group).document()))
+        return await _answer(threads, lambda: JSONResponse(node.make_snapshot(group).document()))
 
     async def file(request: Request) -> Response:
         name, path = request.path_params["id"], request.query_params.get("path", "")
         offset = request.query_params.get("offset", "0")
         if not _is_offset(offset):
             return _refusal("UsageInvalid", "offset is not a whole number", "", 400)
-        return await _answer(lambda: _file_response(node.snapshots, name, path, int(offset)))
+        return await _answer(threads, lambda: _file_response(node.snapshots, name, path, int(offset)))
 
     async def release(request: Request) -> Response:
-        await asyncio.to_thread(node.snapshots.release, request.path_params["id"])
+        await threads.run(node.snapshots.release, request.path_params["id"])
         return Response(status_code=204)
 
     return [
@@ -90,10 +92,10 @@ def snapshot_routes(node: NodeApi) -> list[Route]:
     ]
 
 
-async def _answer(call: Callable[[], Response]) -> Response:
+async def _answer(threads: RequestThreads, call: Callable[[], Response]) -> Response:
     # All of these wait for a lock, a disk or a log, so they run on a thread and never on the event loop.
     try:
-        return await asyncio.to_thread(call)
+        return await threads.run(call)
     except SnapshotUnknown as error:
         return _refusal("SnapshotUnknown", error.message, error.action, 404)
     except HeadraceError as error:

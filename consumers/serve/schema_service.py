@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,22 +10,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.serve.query_service import RequestInvalid, posted_json
+from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.table_documents import catalogue_document, table_document
 
 
 def schema_routes(writes: WriteApi) -> list[Route]:
     """`GET /api/v1/schemas`, `POST /api/v1/drop` and `POST /api/v1/retention`."""
+    threads = RequestThreads("schema", LOG_THREADS)
 
     async def schemas(_request: Request) -> Response:
-        catalogue = await asyncio.to_thread(writes.schemas)
+        catalogue = await threads.run(writes.schemas)
         return JSONResponse(catalogue_document(catalogue))
 
     async def drop(request: Request) -> Response:
         given = await posted_json(request)
         database, table = _table(given, {"database", "table", "quorum"})
         quorum = quorum_of(given.get("quorum"))
-        offsets = await asyncio.to_thread(writes.drop, database, table, quorum)
+        offsets = await threads.run(writes.drop, database, table, quorum)
         return JSONResponse({"dropped": True, "offsets": dict(offsets)})
 
     async def retention(request: Request) -> Response:
@@ -38,7 +39,7 @@ def schema_routes(writes: WriteApi) -> list[Route]:
         keep_ns = given["keep_ns"]
         if keep_ns is not None and (isinstance(keep_ns, bool) or not isinstance(keep_ns, int)):
             raise RequestInvalid("keep_ns is no whole number", action="send nanoseconds, or null for ever")
-        return JSONResponse(table_document(await asyncio.to_thread(writes.set_retention, database, table, keep_ns)))
+        return JSONResponse(table_document(await threads.run(writes.set_retention, database, table, keep_ns)))
 
     return [
         Route("/api/v1/schemas", schemas, methods=["GET"]),

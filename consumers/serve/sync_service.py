@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import string
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,10 +24,17 @@ from starlette.routing import Route
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.serve.request_threads import LOAD_THREADS, RequestThreads
 from headrace.consumers.serve.sync_loads import SyncLoads
 from headrace.consumers.serve.sync_uploads import LinkMissing, Upload, UploadInvalid, UploadRequest, Uploads
 from headrace.consumers.sync.manifest_rules import DatabaseDiffers, FormatTooNew, ManifestInvalid
-from headrace.consumers.sync.member_routes import SYNC_FILE_ROUTE, SYNC_LOADS_ROUTE, SYNC_STAGING_ROUTE, decode_loads
+from headrace.consumers.sync.member_routes import (
+    SYNC_FILE_ROUTE,
+    SYNC_LOADS_ROUTE,
+    SYNC_STAGING_ROUTE,
+    LoadRequest,
+    decode_loads,
+)
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_changes import GroupKey
@@ -45,10 +52,15 @@ class SyncService:
     def __init__(self, uploads: Uploads, loads: SyncLoads) -> None:
         self.uploads = uploads
         self.loads = loads
+        self._load_threads = RequestThreads("sync-load", LOAD_THREADS)
 
     def begin(self, query: Mapping[str, str]) -> Upload | None:
         """Take the file that a URL announces; None if it is here. Raises RequestInvalid, and see `Uploads.begin`."""
         return self.uploads.begin(self.request(query), query.get("linked", ""))
+
+    async def load(self, key: GroupKey, requests: Sequence[LoadRequest]) -> list[bool | HeadraceError]:
+        """See `SyncLoads.load`."""
+        return await self._load_threads.run(self.loads.load, key, requests)
 
     def staging(self, query: Mapping[str, str]) -> str:
         """The staging directory of a group of this node. Raises RequestInvalid, SlotNotHeld."""
@@ -148,7 +160,7 @@ async def _load(service: SyncService, request: Request) -> Response:
         if len(body) > LOADS_BODY_BYTES_MAX:
             raise RequestInvalid("the manifests are larger than any", action="send fewer at once")
     key, requests = _key(request.query_params), decode_loads(bytes(body))
-    answers = await asyncio.to_thread(service.loads.load, key, requests)
+    answers = await service.load(key, requests)
     return JSONResponse({"files": [_answer(each) for each in answers]})
 
 

@@ -12,7 +12,6 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnre
 from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
+from headrace.consumers.serve.request_threads import LINE_THREADS, WRITE_THREADS, RequestThreads
 from headrace.consumers.serve.schema_service import quorum_of
 from headrace.consumers.serve.write_api import WriteApi, WriteOptions
 from headrace.producers.group_writer import WritesWaiting
@@ -34,7 +34,6 @@ from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, Refu
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import TimeResolution
 
-ARROW_THREADS = 4
 GZIP_PIECE_BYTES = 16 * 1024
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
@@ -74,7 +73,9 @@ class WriteService:
 
     def __init__(self, writes: WriteApi) -> None:
         self._writes = writes
-        self._threads = ThreadPoolExecutor(ARROW_THREADS, thread_name_prefix="http-write")
+        # Rows of Arrow and deletes wait for the log on their thread. Lines only queue, and are refused when too many do.
+        self._waiting = RequestThreads("write", WRITE_THREADS)
+        self._queueing = RequestThreads("lines", LINE_THREADS)
 
     async def write_v1(self, request: Request) -> Response:
         """`POST /write?db=DB[&rp=R]&precision=P`."""
@@ -127,7 +128,7 @@ class WriteService:
                 raise RequestInvalid(f"the request names no {name}", action=f"add {name}=NAME to the URL")
         async with self._open_request():
             body = await self._body(request)
-            written = await self._on_thread(
+            written = await self._waiting.run(
                 lambda: self._writes.write(
                     given["database"], given["table"], _arrow(body, self._body_bytes_max), tags, options
                 )
@@ -143,7 +144,7 @@ class WriteService:
                 f"there is no parameter {unknown[0]!r}", action="known are database, table, tags, start, end, quorum"
             )
         async with self._open_request():
-            offsets = await self._on_thread(lambda: self._writes.delete(**_delete(given)))
+            offsets = await self._waiting.run(lambda: self._writes.delete(**_delete(given)))
         return JSONResponse({"deleted": True, "offsets": dict(offsets)})
 
     async def _write_lines(self, request: Request, database: str, unit: TimeUnit | None, *, whole: bool) -> Response:
@@ -151,14 +152,11 @@ class WriteService:
             body = await self._body(request)
             lines = LineRequest(database, unit, body, time.time_ns() // 1_000_000, whole)
             # The first write of a node opens its connection; after that, this only queues.
-            answer = await asyncio.wrap_future(await self._on_thread(lambda: self._writes.submit(lines)))
+            answer = await asyncio.wrap_future(await self._queueing.run(self._writes.submit, lines))
         response = _refusal(answer) if answer.refused else Response(status_code=204)
         if answer.offsets:
             response.headers[OFFSETS_HEADER] = json.dumps(answer.offsets)
         return response
-
-    async def _on_thread(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.wrap_future(self._threads.submit(call))
 
     @asynccontextmanager
     async def _open_request(self) -> AsyncIterator[None]:
@@ -191,7 +189,7 @@ class WriteService:
                 raise _too_large(limit)
             parts.append(part)
         body = b"".join(parts)
-        return await self._on_thread(lambda: decompressed(body, limit)) if encoding == "gzip" else body
+        return await self._queueing.run(decompressed, body, limit) if encoding == "gzip" else body
 
 
 def decompressed(body: bytes, limit: int) -> bytes:
