@@ -78,7 +78,7 @@ class GroupConsumer(Protocol):
         ...
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Whoever gets a partition next begins there. A failed commit is left to the next call."""
+        """Whoever gets a partition next begins there. A commit that fails is not repeated: records are read again then."""
         ...
 
     def close(self) -> None:
@@ -116,6 +116,7 @@ class KafkaGroupConsumer:
             "error_cb": lambda error: self._errors.append(error),
         }
         self._errors: deque[KafkaError] = deque(maxlen=16)
+        self._failure: HeadraceError | None = None
         self._member = member
         keep_after_fork(self)
         with translated(""):
@@ -129,6 +130,9 @@ class KafkaGroupConsumer:
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionEvent]:
         """See GroupConsumer."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         with translated(""):
             first = self._consumer.poll(timeout_s)
         messages = [] if first is None else [first]
@@ -142,8 +146,21 @@ class KafkaGroupConsumer:
             if error.code() == KafkaError.FENCED_INSTANCE_ID:
                 raise MemberReplaced(f"another process has joined as {self._member}", action="give each --id once")
             if error.code() in DENIED or error.fatal():
-                raise log_error(error, "")
-        return [event for message in messages if (event := _event(message)) is not None]
+                self._failure = self._failure or log_error(error, "")
+        return self._events(messages)
+
+    def _events(self, messages: Iterable[Message]) -> list[PartitionEvent]:
+        """What messages without an error have. The consumer is behind them, so an error is raised by the next call."""
+        events = []
+        for message in messages:
+            try:
+                event = _event(message)
+            except HeadraceError as error:
+                self._failure = self._failure or error
+                continue
+            if event is not None:
+                events.append(event)
+        return events
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """See GroupConsumer."""

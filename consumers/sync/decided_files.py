@@ -6,6 +6,7 @@ must not be asked for again: sender 0x00 file → the number of the newest manif
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.connectors.deadline import Deadline
@@ -32,6 +33,14 @@ class DecidedFiles:
     def number(self, sender: str, file: str) -> int:
         """The newest manifest of a file that has a verdict, 0 for none."""
         return int(self._view.get([_key(sender, file)])[0] or 0)
+
+    def note(self, verdicts: Sequence[SyncVerdict]) -> None:
+        """Keep verdicts that were appended, before they are read. Raises ViewUnwritable."""
+        found: dict[bytes, bytes] = {}
+        for verdict in verdicts:
+            found[_key(verdict.sender, verdict.file)] = str(self._newest(verdict, found)).encode()
+        if found:
+            self._view.put(found, self._view.next)
 
     def refresh(self) -> None:
         """Read the topic to its end. Raises LogUnavailable, TopicMissing, ViewUnwritable."""

@@ -17,6 +17,8 @@ SILENCE_GROWTH = 2.0
 SILENCE_S_MAX = 600.0
 FileKey = tuple[str, int]
 """(sender, number of the manifest)."""
+FileName = tuple[str, str]
+"""(sender, the file or the group of deletes)."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ class PartitionFiles:
 
     resend_s: float
     files: dict[FileKey, OpenFile] = field(default_factory=dict)
-    newest: dict[str, dict[str, int]] = field(default_factory=dict)
+    newest: dict[FileName, int] = field(default_factory=dict)
+    """The newest manifests: of the open files, and of decided ones until they are released."""
 
     def take_manifest(self, offset: int, manifest: SyncManifest, now_s: float) -> Decision:
         """A manifest comes: COMPLETE at once if it has no chunks, and those that it supersedes end.
@@ -98,14 +101,15 @@ class PartitionFiles:
             # Announced again by a sender that has started again: what is here is kept.
             known.session = max(known.session, manifest.session)
             return _NOTHING
-        newest = self.newest.setdefault(manifest.sender, {})
-        if manifest.number <= max(newest.get(file.name, 0), newest.get(file.group, 0)):
+        if manifest.number <= max(self.newest.get((manifest.sender, name), 0) for name in (file.name, file.group)):
             return _NOTHING
-        newest[file.name] = manifest.number
+        self.newest[manifest.sender, file.name] = manifest.number
         older = tuple(each for each in self.files.values() if _supersedes(file, each))
         for each in older:
             self._step(each, ChunkEvent.DECIDE)
             del self.files[each.key]
+            # The manifest that supersedes them is newer.
+            self.release(each)
         self.files[file.key] = file
         if not isinstance(manifest.body, SyncFile):
             file.state = FileState.COMPLETE
@@ -156,6 +160,12 @@ class PartitionFiles:
         file = self.files.pop(key, None)
         if file is not None:
             self._step(file, ChunkEvent.DECIDE)
+
+    def release(self, file: OpenFile) -> None:
+        """Older manifests of a file are known elsewhere: a name would be kept for each file that ever came."""
+        name = file.manifest.sender, file.name
+        if self.newest.get(name) == file.manifest.number:
+            del self.newest[name]
 
     def manifests_from(self, position: int) -> int:
         """The offset to commit for the manifests, which are read up to a position."""

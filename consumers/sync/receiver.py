@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.kafka_group import GroupConsumer, Partition, PartitionEnd, PartitionRecord
+from headrace.connectors.log.kafka_group import GroupConsumer, Partition, PartitionEnd, PartitionEvent, PartitionRecord
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.chunk_states import ChunkAction, FileState
 from headrace.consumers.sync.decided_files import DecidedFiles
@@ -24,6 +24,7 @@ from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, 
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.consumers.sync.shares import Share
+from headrace.consumers.sync.view_database import ViewUnwritable
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FORMAT, FrameInvalid
 from headrace.schemas.sync_records import (
@@ -83,6 +84,7 @@ class Receiver:
         self._clock = clock
         self._shares: dict[int, Share] = {}
         self._held: dict[Partition, int] = {}
+        self._polled: list[PartitionEvent] = []
         self._paused: set[Partition] = set()
         self._retry_at_s = 0.0
         self._commit_at_s = 0.0
@@ -127,6 +129,7 @@ class Receiver:
             share = self._shares.pop(number, None)
             if share is not None:
                 share.drop()
+        self._polled = [event for event in self._polled if event.partition not in partitions]
         for each in partitions:
             self._held.pop(each, None)
             self._paused.discard(each)
@@ -157,9 +160,21 @@ class Receiver:
         waits = self._is_full
         if waits:
             self._decisions.wait(POLL_S)
-        events, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
+        polled, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
+        self._take_events([*self._polled, *polled], now_s)
+        self._take_done()
+        self._ask_again(now_s)
+        self._pause(consumer, now_s)
+        if now_s >= self._commit_at_s:
+            self._commit_at_s = now_s + COMMIT_INTERVAL_S
+            self._commit()
+
+    def _take_events(self, events: list[PartitionEvent], now_s: float) -> None:
         # Manifests first: a chunk whose manifest is behind it in one poll need not be read twice.
-        for event in sorted(events, key=lambda each: each.partition[0] != self._topics.sync_manifest):
+        events = sorted(events, key=lambda each: each.partition[0] != self._topics.sync_manifest)
+        for place, event in enumerate(events):
+            # The consumer is behind them already: what an error leaves is taken in the next turn.
+            self._polled = events[place:]
             share = self._shares.get(event.partition[1])
             if share is None or event.partition in self._held:
                 continue
@@ -168,12 +183,7 @@ class Receiver:
                 share.ends.add(event.partition)
             else:
                 self._take(share, event, now_s)
-        self._take_done()
-        self._ask_again(now_s)
-        self._pause(consumer, now_s)
-        if now_s >= self._commit_at_s:
-            self._commit_at_s = now_s + COMMIT_INTERVAL_S
-            self._commit()
+        self._polled = []
 
     def _take(self, share: Share, record: PartitionRecord, now_s: float) -> None:
         share.ends.discard(record.partition)
@@ -310,6 +320,7 @@ class Receiver:
         self._decisions.decide(share.number, share.job(file), lambda: verdict)
 
     def _take_done(self) -> None:
+        decided: list[tuple[Share, OpenFile, SyncVerdict]] = []
         for done in self._decisions.done():
             share, key = self._shares.get(done.number), (done.job.manifest.sender, done.job.manifest.number)
             if share is None or share.jobs.get(key) is not done.job or done.verdict is None:
@@ -319,6 +330,15 @@ class Receiver:
             share.files.decide(key)
             if file is not None:
                 share.forget(file)
+                decided.append((share, file, done.verdict))
+        try:
+            self._decided.note([verdict for _, _, verdict in decided])
+        except ViewUnwritable as error:
+            # The shares know them as long as their partitions are here, and whoever gets these reads the topic.
+            _log.warning("verdicts were not kept", error=error.message)
+            return
+        for share, file, _ in decided:
+            share.files.release(file)
 
     def _count(self, verdict: SyncVerdict) -> None:
         self.figures.files_accepted += verdict.state is Verdict.ACCEPTED

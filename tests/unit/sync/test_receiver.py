@@ -26,6 +26,7 @@ from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
 from headrace.consumers.sync.receiver import Receiver
 from headrace.consumers.sync.settings import SyncSettings
+from headrace.consumers.sync.view_database import ViewUnwritable
 from headrace.schemas.framing import FORMAT
 from headrace.schemas.sync_records import (
     SyncChunk,
@@ -218,6 +219,56 @@ def test_decided_files_are_not_asked_for_again(scene: Scene, tmp_path: Path) -> 
     later.chunks(FILE)
     later.turn_until(lambda: later.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
     assert ([], []) == (later.verdicts, later.loader.loaded)
+
+
+def test_decided_files_leave_no_names_behind(scene: Scene) -> None:
+    """Its verdict is on disk: a sender may send a thousand files a day for years. An old manifest of it is nothing."""
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.receiver.figures.files_accepted == 1, "the file is accepted")
+    files = scene.receiver._shares[0].files
+    assert ({}, {}) == (files.files, files.newest)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
+    assert ({}, {}) == (files.files, files.newest)
+    assert ([Verdict.ACCEPTED], [FILE.data]) == (scene.states(), scene.loader.loaded)
+
+
+def test_names_stay_while_the_disk_takes_no_verdicts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an old manifest that comes again would be taken for a new one."""
+
+    def refuses(_verdicts: object) -> None:
+        raise ViewUnwritable("no space left")
+
+    monkeypatch.setattr(scene.receiver._decided, "note", refuses)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.receiver.figures.files_accepted == 1, "the file is accepted")
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
+    assert [Verdict.ACCEPTED] == scene.states()
+
+
+def test_an_error_loses_no_record_that_was_polled_with_it(scene: Scene) -> None:
+    """The consumer does not return them again: the broker that is asked about the manifests does not answer once."""
+    answers, bounds = [LogUnavailable("no answer", retriable=True)], scene.consumer.bounds
+
+    def asked(partition: Partition) -> tuple[int, int]:
+        if answers:
+            raise answers.pop()
+        return bounds(partition)
+
+    scene.consumer.bounds = asked  # type: ignore[method-assign]
+    scene.consumer.slow_manifests = True
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    with pytest.raises(LogUnavailable):
+        scene.receiver.turn(scene.consumer)
+    scene.consumer.slow_manifests = False
+    scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
+    assert (0, 0) == (scene.receiver.figures.resends, scene.receiver.figures.chunks_ignored)
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("no broker"), RuntimeError("a client that failed")])
