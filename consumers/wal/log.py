@@ -6,7 +6,8 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -185,15 +186,25 @@ class WriteAheadLog:
         After a failed sync it writes only the transactions known durable, and ends the failed state. Raises
         `CheckpointFailed` (nothing lost, try again), `DurabilityUnknown`, `LogDamaged`.
         """
-        writer, commit = self._opened()
+        with self._checkpointer() as (writer, commit):
+            write = write_checkpoint if writer.failure is None else write_checkpoint_after_failure
+            size = write(writer, commit)
+            self._maintenance.checkpoint_made(writer.bytes_written, size)
+
+    def checkpoint_unless_failed(self) -> None:
+        """As `checkpoint`, but after a failed sync it raises `LogFailed` and changes nothing: its owner ends that."""
+        with self._checkpointer() as (writer, commit):
+            size = write_checkpoint(writer, commit)
+            self._maintenance.checkpoint_made(writer.bytes_written, size)
+
+    @contextmanager
+    def _checkpointer(self) -> Iterator[tuple[LogWriter, GroupCommit]]:
+        self._opened()
         # A lock of its own, not the write lock: a checkpoint
         # may take seconds, and updates must not wait for it.
         with self._checkpointing:
             # Again behind the lock: the log may have been closed while this call waited for another checkpoint.
-            self._opened()
-            write = write_checkpoint if writer.failure is None else write_checkpoint_after_failure
-            size = write(writer, commit)
-            self._maintenance.checkpoint_made(writer.bytes_written, size)
+            yield self._opened()
 
     def close(self) -> None:
         """Makes everything durable and releases the directory; a second call does nothing.

@@ -29,8 +29,8 @@ class Maintained(Protocol):
         """Makes every written transaction durable."""
         ...
 
-    def checkpoint(self) -> object:
-        """Writes a checkpoint."""
+    def checkpoint_unless_failed(self) -> object:
+        """Writes a checkpoint; raises LogFailed after a failed sync."""
         ...
 
     def run_maintenance(self) -> bool:
@@ -115,7 +115,8 @@ class Maintenance:
             if self._sync_interval_ms is not None and writer.durable < writer.last:
                 log.sync()
             if self.checkpoint_is_due(writer.bytes_written):
-                log.checkpoint()
+                # It may have failed since: a check of its own is behind its lock.
+                log.checkpoint_unless_failed()
         except (HeadraceError, OSError) as error:
             self.checkpoint_failed()
             structlog.get_logger("headrace.wal").error(

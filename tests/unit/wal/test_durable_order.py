@@ -15,6 +15,7 @@ from headrace.consumers.wal import (
     CheckpointFailed,
     DurabilityUnknown,
     LogDamaged,
+    LogFailed,
     Put,
     UpdateFailed,
     WriteAheadLog,
@@ -298,7 +299,7 @@ def test_automatic_checkpoints_write_no_more_than_updates() -> None:
         directory, failure, bytes_written, durable, last = DIRECTORY, None, 1_100, 0, 0
         attempts = 0
 
-        def checkpoint(self) -> None:
+        def checkpoint_unless_failed(self) -> None:
             """See WriteAheadLog."""
             self.attempts += 1
             raise CheckpointFailed("disk full", OSError(28, "disk full"))
@@ -307,6 +308,27 @@ def test_automatic_checkpoints_write_no_more_than_updates() -> None:
     for _ in range(3):
         maintenance.tick(log, log)
     assert 1 == log.attempts
+
+
+def test_maintenance_never_ends_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync fails behind its look at the log: of two updates that belong together its checkpoint would drop the first."""
+    disk = SimulatedDisk()
+    log = opened(DIRECTORY, disk)
+    log.update([Put((b"a", b"1"))])
+
+    def fails_meanwhile(_self: Maintenance, _bytes: int) -> bool:
+        disk.fail("data", 1)
+        with pytest.raises(DurabilityUnknown):
+            log.sync()
+        return True
+
+    monkeypatch.setattr(Maintenance, "checkpoint_is_due", fails_meanwhile)
+    assert log.run_maintenance()
+    with pytest.raises(LogFailed):
+        log.update([Put((b"b", b"2"))], sync=True)
+    log.checkpoint()
+    log.update([Put((b"b", b"2"))], sync=True)
+    assert [None, (b"b", b"2")] == [log.get(key) for key in (b"a", b"b")]
 
 
 def test_files_that_have_changed_places_are_damage(tmp_path: Path) -> None:
