@@ -31,6 +31,8 @@ RETRY_S = 1.0
 """Pause before a file is tried again, and before anything is fetched after the disk was full."""
 LOG_INTERVAL_S = 10.0
 """Between two lines of the log about files of one group that are not fetched."""
+PATIENCE_S = 30.0
+"""How long no file of a group comes before these lines are warnings."""
 DISTRUST_S = 60.0
 """How long a node that has sent wrong bytes of a file is not asked for that file."""
 LOOKED_AT_MAX = 1_000
@@ -96,7 +98,7 @@ class FilePuller:
         self._gone_since_s: dict[tuple[str, str], float] = {}
         self._resume_s = 0.0
         self._swept: set[str] = set()
-        self._faults: dict[str, str] = {}
+        self._faults: dict[str, tuple[float, str]] = {}
         self._logged_s: dict[str, float] = {}
         self.errors = 0
         self.files = 0
@@ -143,7 +145,7 @@ class FilePuller:
 
     def fault(self, topic: str) -> str:
         """Why the files of a group do not arrive, empty while they do."""
-        return self.disk_fault or self._faults.get(topic, "")
+        return self.disk_fault or self._faults.get(topic, (0.0, ""))[1]
 
     def stop(self) -> None:
         """Begin no more fetches."""
@@ -379,12 +381,15 @@ class FilePuller:
 
     def _note(self, file: WantedFile, error: HeadraceError) -> None:
         self.errors += 1
-        self._faults[file.topic] = error.message
-        # There may be thousands of files, each of which is tried every second.
         now_s = self._clock.monotonic_s()
+        since_s, _ = self._faults.get(file.topic, (now_s, ""))
+        self._faults[file.topic] = since_s, error.message
+        # There may be thousands of files, each of which is tried every second.
         if now_s - self._logged_s.get(file.topic, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._logged_s[file.topic] = now_s
-            _log.warning("file not fetched", group=file.group.name, file=file.entry.name, error=error.message)
+            # Whoever has a file may be behind for a moment.
+            log = _log.info if error.retriable and now_s - since_s < PATIENCE_S else _log.warning
+            log("file not fetched", group=file.group.name, file=file.entry.name, error=error.message)
 
     def _pause_for_disk(self, error: StoreFull) -> None:
         self.errors += 1

@@ -96,7 +96,7 @@ class NodePullEnvironment:
 
     def replace_data(self, topic: str, why: str, trusted: frozenset[str]) -> None:
         """See PullEnvironment."""
-        self._supervisor.mark_wrong(topic, why, trusted)
+        self._supervisor.replace_data(topic, why, trusted)
 
     def report(self, done: SlotDone) -> None:
         """See PullEnvironment."""

@@ -88,7 +88,8 @@ class RecoveryCoordinator:
         health, limit = group.health, self._limits.recovery_bytes_per_second
         recovery = Recovery(why, health.is_wrong, self._task.stopping, limit, self._clock)
         health.recover(why, recovery)
-        _log.warning("group recovers", group=group.name, why=why)
+        # Whatever is wrong was logged by who found it; a member that was down for long recovers, too.
+        _log.info("group recovers", group=group.name, why=why)
         self._recoveries[topic] = recovery
         self._environment.reassign(topic)
         return recovery

@@ -14,6 +14,7 @@ CHOICES = (
     "the data is kept; start the members that have the files, or restore the topic; when neither is possible, "
     "let the group continue without what its log lost: headrace accept-gap"
 )
+AWAITS_TURN = "its files are copied when it is its turn"
 
 
 class TransferStopped(HeadraceError):
@@ -108,6 +109,7 @@ class Recovery:
         self._moved_s = self._begun_s = self._now_s()
         self._received = 0
         self._source = ""
+        self._unsourced = False
         self._error = ""
         self._files = 0
         self._files_done = 0
@@ -120,7 +122,7 @@ class Recovery:
 
     def note_waiting(self, reason: str) -> None:
         """There is no source."""
-        self._source = ""
+        self._source, self._unsourced = "", True
         self._why = f"{self._cause}; {reason}" if self.wrong else reason
 
     def note_failure(self, error: str) -> None:
@@ -129,7 +131,7 @@ class Recovery:
 
     def start_attempt(self, source: str) -> None:
         """A new attempt begins."""
-        self._source = source
+        self._source, self._unsourced = source, False
         # Both begin again with each attempt: the bytes of another source would make the rate, and the time left,
         # wrong.
         self._begun_s, self._received = self._now_s(), 0
@@ -194,7 +196,7 @@ class Recovery:
         error = f"; last error: {now.trouble}" if now.trouble else ""
         stalled = f"no progress for {now.still_s:.0f} s: " if now.still_s >= STALL_S else ""
         if not now.source:
-            return f"{stalled}{self._why}{error}; {CHOICES}"
+            return f"{stalled}{self._why}{error}; {CHOICES if self._unsourced else AWAITS_TURN}"
         figures = (
             f"{now.files_done} of {now.files_total} files, "
             f"{now.bytes_done / 1e6:.1f} of {now.bytes_total / 1e6:.1f} MB, "

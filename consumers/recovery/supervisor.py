@@ -65,6 +65,10 @@ class RecoverySupervisor:
         """
         self._wrong_data.mark(topic, why, trusted)
 
+    def replace_data(self, topic: str, why: str, trusted: frozenset[str]) -> None:
+        """A group's data is replaced by that of `trusted` members: as `mark_wrong`, without a fault of this node."""
+        self._wrong_data.replace(topic, why, trusted)
+
     def accept_gap(self, topic: str, resume_offset: int | None) -> LogBase:
         """Accept that a log lost records. Raises GapRefused, and the errors of `append_one`."""
         return self.gap_search.accept(topic, resume_offset)

@@ -25,14 +25,25 @@ class WrongData:
 
     def mark(self, topic: str, why: str, trusted: frozenset[str] | None = None, gap: LogBase | None = None) -> None:
         """A group's data is not that of its log. `trusted` and `gap`: see Conditions."""
+        if self._mark(topic, why, trusted, gap):
+            _log.error("group holds wrong data", topic=topic, why=why)
+
+    def replace(self, topic: str, why: str, trusted: frozenset[str]) -> None:
+        """No record brings what a group's data lacks, as it happens to a new member: that of `trusted` takes its place."""
+        if self._mark(topic, why, trusted, None):
+            _log.info("group is copied from its members", topic=topic, why=why)
+
+    def _mark(self, topic: str, why: str, trusted: frozenset[str] | None, gap: LogBase | None) -> bool:
+        """Whether it was not marked before."""
         group = self._environment.groups.get(topic)
         # Data of a group that goes is not served, and deleted.
         if group is None or group.health.holds(State.LEAVING):
-            return
-        if group.health.mark(why, trusted, gap):
-            _log.error("group holds wrong data", group=group.name, why=why)
+            return False
+        first = group.health.mark(why, trusted, gap)
+        if first:
             self._environment.reassign(topic)
         self._record(topic, group)
+        return first
 
     def turn(self) -> None:
         """One step: marks what a store job or a record found to be damaged, and repeats what was not recorded."""

@@ -94,7 +94,10 @@ class Uploads:
     @property
     def staged_bytes(self) -> int:
         """Bytes of files that are being taken, or wait for their load."""
+        present = {each.key for each in list(self._groups.values())}
         with self._lock:
+            # The directory of a group that has left has gone with it.
+            self._staged = {key: found for key, found in self._staged.items() if key in present}
             opened = sum(each.size_bytes for each in self._open.values())
             return opened + sum(size for _, size in self._staged.values())
 

@@ -36,7 +36,7 @@ class Statuses:
 def environment(log: MemoryLog, marked: list[object]) -> NodePullEnvironment:
     """That of node n1, which holds one group."""
     heartbeat: Any = SimpleNamespace(node="n1", incarnation="i", detector=Statuses())
-    supervisor: Any = SimpleNamespace(mark_wrong=lambda *given: marked.append(given))
+    supervisor: Any = SimpleNamespace(replace_data=lambda *given: marked.append(given))
     nothing: Any = None
     groups: Any = {TOPICS.forward("n1"): SimpleNamespace(name="n1")}
     return NodePullEnvironment(log, TOPICS, groups, nothing, nothing, heartbeat, supervisor)

@@ -279,8 +279,11 @@ def trim_past(nodes: Nodes, group: str) -> None:
 def test_the_reason_shows_progress_and_names_the_cause_of_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, bytes, rate and time left while bytes come; after the stall timeout, the cause."""
     recovery = Recovery("the log begins at offset 10, 3 is needed", False, threading.Event(), 0)
-    assert "begins at offset 10, 3 is needed" in recovery.reason
+    assert recovery.reason.endswith("begins at offset 10, 3 is needed; its files are copied when it is its turn")
+    recovery.note_waiting("no member in sync has the files")
+    assert "headrace accept-gap" in recovery.reason
     recovery.start_attempt("n2")
+    assert "headrace accept-gap" not in recovery.reason
     recovery.begin(4, 8_000_000)
     recovery.kept(1_000_000)
     recovery.received(1_000_000)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
@@ -253,6 +254,15 @@ def test_wrong_data_outranks_a_recovery_for_another_reason(recovery: Recovery) -
     recovery.wrong_data.mark(TOPIC, "a file has changed")
     recovery.coordinator.turn()
     assert recovery.health.reason.startswith("a file has changed; no member in sync has the files")
+
+
+def test_data_without_a_fault_is_replaced_without_an_error(recovery: Recovery) -> None:
+    """A new member awaits files that the others have merged: it copies theirs, and nobody is called."""
+    with capture_logs() as lines:
+        recovery.wrong_data.replace(TOPIC, "it awaits a file that other members have merged", frozenset({"n2"}))
+        recovery.coordinator.turn()
+    assert (True, frozenset({"n2"})) == (recovery.health.is_wrong, recovery.health.conditions.trusted)
+    assert {"info"} == {line["log_level"] for line in lines}
 
 
 def test_a_source_that_failed_is_used_again_when_the_clock_has_advanced(recovery: Recovery) -> None:
