@@ -230,7 +230,8 @@ class KafkaReader:
         self._paused: set[str] = set()
         self._answered: set[str] = set()
         self._error: HeadraceError | None = None
-        self._checked_positions: dict[str, int] = {}
+        self._behind: dict[str, int] = {}
+        """The positions at the last check of topics that had more records."""
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._next_stall_check_s = time.monotonic() + STALL_TIMEOUT_S
         self._consumer: Consumer | None = None
@@ -299,18 +300,20 @@ class KafkaReader:
             raise error
 
     def _replace_stalled_consumer(self) -> None:
-        """Replace the consumer when a topic has records and its position is that of the last check."""
-        before, self._checked_positions = self._checked_positions, dict(self._positions)
-        stalled = ""
+        """Replace the consumer when a topic had records at the last check, and its position is still the same."""
+        # Records that are there now are no sign: they may have reached a topic that was idle until now.
+        before, self._behind = self._behind, {}
         for topic, position in self._positions.items():
-            if topic in self._paused or before.get(topic) != position:
+            if topic in self._paused:
                 continue
             end = self._end(topic)
             # Kafka does not answer: a new consumer would deliver nothing either, and each further topic would
             # wait for its timeout.
             if end < 0:
                 break
-            stalled = stalled or (topic if end > position else "")
+            if end > position:
+                self._behind[topic] = position
+        stalled = next((topic for topic, position in self._behind.items() if before.get(topic) == position), "")
         # Over a slow line a single fetch may take long: each further consumer gets twice the time.
         self._stall_timeout_s = min(2 * self._stall_timeout_s, STALL_TIMEOUT_S_MAX) if stalled else STALL_TIMEOUT_S
         if stalled:

@@ -173,6 +173,15 @@ def test_limits_refuse_for_now(group: FakeGroup, file: SealedFile) -> None:
     take(uploads, request_of(file), file.data)
 
 
+def test_files_of_a_group_that_has_left_are_not_counted(group: FakeGroup, file: SealedFile) -> None:
+    """Its directory has gone with it: what it had would count against the limit until a restart."""
+    uploads = uploads_of(group)
+    take(uploads, request_of(file), file.data)
+    assert uploads.staged_bytes == len(file.data)
+    uploads._groups.clear()  # type: ignore[attr-defined]
+    assert uploads.staged_bytes == 0
+
+
 def test_a_file_above_the_limit_is_taken_alone(group: FakeGroup, file: SealedFile) -> None:
     """One file may be larger than the limit of bytes, else it would never come; a second one waits for its load."""
     uploads = uploads_of(group, upload_mb_max=1)

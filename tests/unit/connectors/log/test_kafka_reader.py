@@ -124,6 +124,16 @@ def test_a_stalled_consumer_is_replaced_at_its_position() -> None:
     assert {"b"} == second.paused
 
 
+def test_records_that_have_just_come_are_no_stall() -> None:
+    """A topic may be idle for hours: a check that finds its first new record would take the consumer for stalled."""
+    only, end = Consumer(), [4]
+    reader = KafkaReader(lambda: only, {"a": 4}, lambda _topic: end[0])  # type: ignore[arg-type,return-value]
+    assert [[], []] == [reader.poll(10, 0) for _ in range(2)]
+    end[0], only.messages = 5, [Recorded("a", 4)]
+    assert [4] == [record.offset for record in reader.poll(10, 0)]
+    assert not only.closed
+
+
 @pytest.mark.parametrize("end", [-1, 4])
 def test_a_consumer_at_the_end_or_without_kafka_is_not_replaced(end: int) -> None:
     """Neither an empty topic nor an absent broker is a reason."""
