@@ -224,6 +224,8 @@ class LocalReader(ReaderPositions):
             self._positions[name] = records[-1].offset + 1
         elif position < state.end and self._store.state(name).begin > position:
             raise LogTruncated(f"topic {name} lost offset {position} while it was read")
+        elif self._store.may_have_holes(name):
+            self._positions[name] = state.end
         self._answered.add(name)
         return records
 

@@ -134,7 +134,9 @@ class TopicStore:
         """
         end, found, bytes_read = self.topic(name).end, list[Record](), 0
         description = self.topic(name).description
-        for offset in range(start, min(end, start + records_max)):
+        for offset in range(start, end):
+            if len(found) >= records_max:
+                break
             try:
                 stored = self._wal.get(description.record_key(offset))
                 if stored is None:
@@ -154,6 +156,10 @@ class TopicStore:
             if bytes_read >= READ_BYTES_MAX:
                 break
         return found
+
+    def may_have_holes(self, name: str) -> bool:
+        """Whether a failed sync may take records out of a topic, whose readers miss nothing by that."""
+        return _is_compacted(self.topic(name).description)
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         """Return when a condition holds that a change may bring, or after `timeout_s`."""

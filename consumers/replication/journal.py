@@ -44,6 +44,14 @@ class JournalEntry:
         return cls(group, version, record.offset, record.timestamp_ms, kept_headers(record.headers), record.value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Deletes:
+    """The newest transaction that deletes entries of a group, and the oldest entry that it, or one before it, deletes."""
+
+    transaction: int
+    oldest: int
+
+
 class Journal:
     """Appends and deletes entries. `append` is called by the consuming thread, `forget` by sealing threads."""
 
@@ -56,6 +64,7 @@ class Journal:
         # A checkpoint after a failed sync drops what is not known durable: never between the updates of one append,
         # of which only the last one syncs.
         self._lock = threading.Lock()
+        self._unsynced: dict[str, _Deletes] = {}
         self._state: Mapping[bytes, tuple[bytes, bytes]] = self._wal.recover()
         self._recovered: dict[str, list[int]] = {group: [] for group in groups}
         # Keys begin with the version in big-endian, so their order is that of the log.
@@ -107,12 +116,17 @@ class Journal:
 
     def forget(self, group: str, up_to_version: int) -> None:
         """Delete a group's entries up to a version: they are in segments."""
-        oldest = self._oldest.get(group, 0) or up_to_version + 1
-        if oldest <= up_to_version:
-            # Not synced: an entry that comes back after a crash is only skipped.
-            deletes = [Delete(_key(group, version)) for version in range(oldest, up_to_version + 1)]
-            self._wal.update(deletes, sync=False, partition=self._partitions[group])
-            self._oldest[group] = up_to_version + 1
+        with self._lock:
+            oldest = self._oldest.get(group, 0) or up_to_version + 1
+            if oldest <= up_to_version:
+                # Not synced: an entry that comes back after a crash is only skipped.
+                deletes = [Delete(_key(group, version)) for version in range(oldest, up_to_version + 1)]
+                transaction = self._wal.update(deletes, sync=False, partition=self._partitions[group])
+                self._oldest[group] = up_to_version + 1
+                before = self._unsynced.get(group)
+                if before is not None and before.transaction > self._wal.durable_transaction:
+                    oldest = before.oldest
+                self._unsynced[group] = _Deletes(transaction, oldest)
 
     def forget_all(self, group: str, newest_version: int) -> None:
         """Delete every entry of a group up to its newest, durably: another member's files hold more.
@@ -163,7 +177,13 @@ class Journal:
         It ends the refusal of updates that follows a failed sync.
         """
         with self._lock:
+            durable = self._wal.durable_transaction
             self._wal.checkpoint()
+            # Deletes that were not durable are dropped like everything else: they are due again.
+            for group, deletes in self._unsynced.items():
+                if deletes.transaction > durable:
+                    self._oldest[group] = deletes.oldest
+            self._unsynced.clear()
 
     def turn(self) -> None:
         """One round of maintenance: sync what was forgotten, and write a checkpoint when one is due."""

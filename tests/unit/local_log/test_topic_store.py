@@ -10,6 +10,7 @@ import pytest
 
 from headrace.connectors.log.port import RecordUndeliverable, TopicMissing
 from headrace.consumers.local_log import topic_store
+from headrace.consumers.local_log.local_log import LocalReader
 from headrace.consumers.local_log.topic_store import NewRecord, TopicStore
 from headrace.consumers.wal import DurabilityUnknown, UpdateFailed
 from tests.unit.wal.disk import Crash, SimulatedDisk
@@ -240,6 +241,9 @@ def test_statuses_behind_a_failed_sync_are_read_on() -> None:
     disk.fail("data", 1)
     with pytest.raises(DurabilityUnknown):
         store.append([new("a", b"unknown")])
+    reader = LocalReader(store, {"status": 0})
     store.append([new("status", b"2")])
+    assert [b"2"] == [record.value for record in reader.poll(1, 0.0)]
+    assert not reader._has_news()
     assert b"2" == store.read("status", 0, 10)[-1].value
     assert b"2" == store.read("status", store.state("status").end - 1, 10)[-1].value

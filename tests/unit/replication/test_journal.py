@@ -73,6 +73,23 @@ def test_a_group_is_forgotten_although_a_sync_has_failed() -> None:
     assert [7] == [found.version for found in again.recovered("a", 6)]
 
 
+@pytest.mark.parametrize("end", ["kill", "crash"])
+def test_entries_are_forgotten_although_the_sync_of_that_failed(end: str) -> None:
+    """The repair of the journal drops the deletes: the next call deletes again, and not what came behind them alone."""
+    disk, directory = SimulatedDisk(), Path("/journal")
+    journal = Journal(directory, ("a", "b"), disk, maintained=False)
+    journal.append({group: [entry(group, version, b"1") for version in (1, 2)] for group in ("a", "b")})
+    journal.forget("b", 1)
+    disk.fail("data", 1)
+    with pytest.raises(StateUnknown):
+        journal.forget_all("a", 2)
+    journal.forget_all("a", 2)
+    journal.forget("b", 2)
+    journal.append({"b": [entry("b", 3, b"3")]})
+    again = Journal(directory, ("a", "b"), getattr(disk, end)(), maintained=False)
+    assert {"a": [], "b": [3]} == again._recovered
+
+
 def test_an_append_is_durable_for_all_groups() -> None:
     """One sync, the last one, covers every group of the poll: a power cut right after it takes nothing."""
     disk = SimulatedDisk()
