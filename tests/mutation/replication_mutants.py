@@ -407,8 +407,15 @@ REPLICATION = (
     Mutant(
         "checkpoint_between_the_updates_of_an_append",
         "replication/journal.py",
-        "        with self._lock:\n            self._wal.checkpoint()\n",
-        "        self._wal.checkpoint()\n",
+        "        with self._lock:\n            durable = self._wal.durable_transaction\n            self._wal.checkpoint()\n",
+        "        durable = self._wal.durable_transaction\n        self._wal.checkpoint()\n        with self._lock:\n",
+        (JOURNAL,),
+    ),
+    Mutant(
+        "deletes_that_a_repair_drops_are_not_due_again",
+        "replication/journal.py",
+        "                if deletes.transaction > durable:\n",
+        "                if False:\n",
         (JOURNAL,),
     ),
     Mutant(

@@ -352,6 +352,13 @@ WAL = (
         (ORDER,),
     ),
     Mutant(
+        "maintenance_ends_a_failure",
+        "wal/maintenance.py",
+        "log.checkpoint_unless_failed()",
+        "log.checkpoint()",
+        (ORDER,),
+    ),
+    Mutant(
         "failed_checkpoint_tried_again_at_once",
         "wal/maintenance.py",
         "            self.checkpoint_failed()\n",
