@@ -125,7 +125,10 @@ def resend(
     data_dir: StateOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Let a sender send files again, also those that were rejected; loading twice changes nothing."""
+    """Let a sender send files again, also those that were rejected.
+
+    Loading a file twice changes nothing. One that the edge has merged since brings back what was deleted at the centre.
+    """
     with run_command(json_output) as output:
         from headrace.consumers.sync.send_report import check_files
         from headrace.consumers.sync.state_directory import find_sender, request_resend
