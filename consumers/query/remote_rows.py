@@ -336,7 +336,7 @@ def check_time(timer: ReadTimer) -> None:
 
 
 def no_rows(group: str, failures: Mapping[str, QueryError]) -> GroupUnavailable:
-    """The error of a query that no member of a group gave rows, by the error of each member that was asked."""
+    """The error when no member of a group gave rows, made of the errors of those that were asked."""
     # One that refuses is there and may say why for long. One that is lost comes back, or is replaced.
     is_lost = any(isinstance(error, ScanCut | MemberUnreachable) for error in failures.values())
     shown = [f"{node} {_verb(error)}: {error.message}" for node, error in failures.items()]

@@ -196,7 +196,7 @@ class GroupState:
         return tuple(MovedProducer(name, each.batch, tuple(sorted(each.seen))) for name, each in known)
 
     def cut_memory(self, barrier: Barrier) -> CutMemory:
-        """What the takeovers of a cut bring, as of now: a later batch here is none of the next holder's."""
+        """What the next holders of a cut receive, as of now. Later batches here are not part of it."""
         changes, targets = self.changes, tuple((each.key, each.slots) for each in barrier.moves)
         # Of slots that left earlier their present holder knows more.
         leaving = frozenset(slot for _, slots in targets for slot in slots if slot not in changes.given)

@@ -140,7 +140,7 @@ class LeaderTasks:
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic.
 
-        One that is 3 s old is made anew, since this process may have been stopped since.
+        One that is older than 3 s is made anew: the process may have been paused.
         """
         if self._is_current(self._clock.boot_ns()):
             return self._decisions.get(topic, NO_ROLE)

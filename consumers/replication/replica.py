@@ -110,7 +110,7 @@ class Replica:
         digest = record_digest(value)
         if message is not None and (tables := self._tables_of(message.body)):
             fault = None if self.knows_tables(offset, digest, tables) else (Ignored.REFUSED, refusal_of(tables))
-        # As of the record before: should the load be lost in a crash, the log is read from here again.
+        # The seal has the state before this record, so that a crash reads the load from the log again.
         before = [self._seal(before_load=True)] if message and not fault and self._must_seal(message) else []
         state.version += 1
         state.offset = offset
@@ -245,8 +245,8 @@ class Replica:
         if not known:
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
             return [ApplyDelete(version, delete), *self._divide(sorted(changes.given))]
-        # The former holder of some slots had it, or a newer one of its producer: what came since must stay. Deletes of
-        # a sync sender are repeated by whoever takes over from a receiver, also by one that was replaced itself.
+        # The former holder of some slots has applied it, or a newer batch of its producer: rows since then must stay.
+        # Deletes of a sync sender are repeated by whoever takes over from a receiver, also by one that was replaced itself.
         concerned = [slot for slot in changes.all_slots() if slot not in known]
         kept = changes.held(concerned)
         own = [ApplyHandedDelete(version, Rank(changes.era, version), kept, delete)] if kept else []

@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 JobStep = Callable[[], float | None]
 GATHER_STEP_S = 0.05
 GATHER_STEPS_MAX = 10
-"""A load waits so long for others at most. The first of 300 began with a few of them: two commits took twice as long."""
+"""Most steps that a load waits for others to share its commit. Without it the first of 300 took a few along."""
 IsUrgent = Callable[[], bool]
 """Whether somebody waits for a step; asked when its turn has come."""
 
@@ -213,7 +213,7 @@ class StoreJobQueue:
         # a replica whose log waits for its jobs would never catch up.
         job.urgent = job.urgent or self._held_up
         self._held_up = False
-        # Most loads are done with one before them: passed on all the same, hundreds took a second.
+        # Most loads were committed together with an earlier one: to run hundreds of them all the same took a second.
         waiting.append(self._pool.submit(lambda: self._turn(job, counted), urgent=lambda: job.urgent and not job.done))
 
     def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
@@ -278,7 +278,7 @@ class StoreJobQueue:
             return None
         if isinstance(job, LoadJob) and not job.done and self._gathers(job):
             return GATHER_STEP_S
-        # With one before it, which has reported that.
+        # The commit of an earlier load had this one, too, and has reported it.
         already = job.done
         try:
             job.run()

@@ -98,7 +98,7 @@ class Server:
             access_log=False,
             lifespan="off",
             server_header=False,
-            # Nothing here asks who a proxy was asked by.
+            # No handler reads X-Forwarded headers.
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,

@@ -161,7 +161,7 @@ class SegmentFiles:
             # Bytes before the name, as in `write`: whoever staged the file may not have synced it.
             if not synced:
                 fsync_file(source)
-            # Most often it is there: a load links hundreds of files, and each call may wait for a processor.
+            # The directory mostly exists, and a load links hundreds of files: it is made when the link fails.
             try:
                 os.link(source, target)
             except FileNotFoundError:

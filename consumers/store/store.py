@@ -283,7 +283,7 @@ class Store(SlotMoves):
         return write_undecided(self._components, after, files_max, directory)
 
     def first_undecided_ns(self, database: str, table: str, progress: int) -> int | None:
-        """A time that no row of a table of a version above `progress` is before, sealed or not; None without such rows."""
+        """A lower bound of the times of a table's rows above version `progress`, sealed or not; None without such rows."""
         return first_undecided_ns(self._components, (database, table), progress)
 
     @property

@@ -23,7 +23,7 @@ FileName = tuple[str, str]
 
 @dataclass(slots=True)
 class OpenFile:
-    """A manifest without a verdict. `chunks_from` is the offset of its first chunk, None before that is here."""
+    """A manifest without a verdict. `chunks_from` is the offset of its first chunk, None until that arrives."""
 
     manifest: SyncManifest
     offset: int
