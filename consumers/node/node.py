@@ -122,6 +122,7 @@ class Node:
         except OSError as error:
             raise DataDirectoryUnusable.because(self.settings.node.data_directory, error) from error
         self._build_parts()
+        self.started = True
         self._start_threads()
 
     def _open(self, on_progress: Callable[[str], None]) -> None:
@@ -230,7 +231,6 @@ class Node:
                 part.start()
         self.log_monitor.start()
         self._snapshot_expiry.start()
-        self.started = True
 
     def serve(self) -> None:
         """Serve HTTP and Arrow Flight on the addresses of the settings. Raises AddressInUse."""
