@@ -15,17 +15,12 @@ import pyarrow.compute as pc
 from headrace._replaced_rows import RepeatedTimes
 from headrace.connectors.formats.interface import LINE_COLUMN, REJECTED_LINES
 from headrace.connectors.formats.time_rules import TimeRules, instant
+from headrace.producers.repeated_rows import RowsRepeat
 from headrace.producers.writer import WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, Catalogue
 
 Mask = npt.NDArray[np.bool_]
-
-
-class RowsRepeat(HeadraceError):
-    """Rows of a new table without tags that share a time: they would overwrite each other."""
-
-    exit_code = 3
 
 
 class RowsNotCompared(HeadraceError):

@@ -200,7 +200,8 @@ class NodeTableWriter:
         return {
             "database": self.database,
             "table": self.table,
-            # One each, and not `tags=A,B`: a name may have a comma.
+            # One each, and not `tags=A,B`: a name may have a comma. A table without tags is meant so here.
+            "tags": "",
             "tag": list(tags),
             "quorum": str(settings.quorum),
             "quorum_timeout_ms": str(settings.quorum_timeout_ms),

@@ -37,6 +37,7 @@ from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
 from headrace.producers.deletes import bound_ns, check_restricted, known_table, no_table
+from headrace.producers.repeated_rows import check_distinct
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -116,14 +117,14 @@ class Client:
         self,
         database: str,
         table: str,
-        tags: Iterable[str] = (),
+        tags: Iterable[str] | None = None,
         *,
         quorum: int | None = None,
         quorum_timeout_ms: int | None = None,
         resolution: str | None = None,
     ) -> Writer:
         """A writer of one table. `tags` names the columns that identify a series; a table keeps the tags it
-        has.
+        has. `tags=[]` makes a table without any: rows with the same time replace each other there.
 
         `quorum`: 0 = not awaited, 1 = in the log (the default), k = held durably by k members of the group
         when `write` returns. Raises QuorumTooLarge when a group has fewer members. `resolution`: `us` or `ns`,
@@ -132,7 +133,7 @@ class Client:
         """
         self._lifetime.check()
         settings = writer_settings(self._settings.write, quorum, quorum_timeout_ms, resolution)
-        names, key = given_texts("tags", tags), _table(database, table)
+        names, key = None if tags is None else given_texts("tags", tags), _table(database, table)
         made = Writer(self, self._access.writer(*key, settings), names)
         with self._lock:
             self._writers.append(made)
@@ -294,12 +295,12 @@ class Client:
             return duration_s(stale)
         return float(DURATION_S_MAX) if stale_ok else self._settings.query.stale_max_s or None
 
-    def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
+    def _schema_of(self, database: str, table: str) -> TableSchema:
         tables = self._access.tables
         # A table that this process does not know may be another client's, created since the last refresh.
         if tables.catalogue.newest(database, table).version == 0:
             tables.refresh()
-        return tables.catalogue.newest(database, table).tags
+        return tables.catalogue.newest(database, table)
 
     def _note(self, offsets: Mapping[str, int], closed: Writer | None = None) -> None:
         with self._lock:
@@ -311,7 +312,7 @@ class Client:
 class Writer:
     """Writes rows of one table. A context manager that flushes at its end; made by `Client.writer`."""
 
-    def __init__(self, client: Client, writer: RowWriter, tags: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, writer: RowWriter, tags: tuple[str, ...] | None) -> None:
         self._client = client
         self._writer = writer
         self._tags = tags
@@ -334,14 +335,17 @@ class Writer:
         the table's resolution are an error, and never rounded. New columns
         become fields; a field of whole numbers becomes one of decimals with the first decimal. With a quorum
         of 0 or 1 a later call raises the errors of appending. Raises ColumnMissing, ColumnTypeError,
-        TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
+        TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written. So does
+        RowsRepeat: no tags were named for a new table, and rows share a time.
         """
         self._client._lifetime.check()
         rows = arrow_table(data)
         if rows.num_columns == 0:
             return
-        known = self._client._tags_of(self._writer.database, self._writer.table)
-        self._writer.write(rows, {*self._tags, *(name for name in known if name in rows.column_names)})
+        schema = self._client._schema_of(self._writer.database, self._writer.table)
+        if self._tags is None and schema.version == 0:
+            check_distinct(rows, f"{schema.database}.{schema.table}", 'name the tags: tags=["a", "b"]')
+        self._writer.write(rows, {*(self._tags or ()), *(name for name in schema.tags if name in rows.column_names)})
 
     def flush(self) -> dict[str, int]:
         """Wait for everything written so far; the newest offset in each log, by its topic.

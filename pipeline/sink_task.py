@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.connectors.formats.time_rules import check_resolution
 from headrace.pipeline.schema_match import check_table_name, columns_of, matches, oldest_match
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import Quorum, check_quorum
 from headrace.producers.cluster import Cluster
+from headrace.producers.repeated_rows import check_distinct
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.routes import RouteKeeper
 from headrace.producers.sender import FLUSH_TIMEOUT_S, Positions, Sender
@@ -29,10 +29,6 @@ BLOCK_BYTES_MAX = 48 * 1024 * 1024
 
 class TimeMissing(HeadraceError):
     """Rows without a time."""
-
-
-class RowsRepeat(HeadraceError):
-    """Rows of a new table without tags that share a time: they would replace each other."""
 
 
 @dataclass(slots=True)
@@ -93,7 +89,7 @@ class SinkTask:
             raise TimeMissing(f"{missing} rows for {target.name} have no time", action="drop them, or give them one")
         # As of the plan: another task, or the attempt before, may have made the table since.
         if self._options.makes_table:
-            _check_distinct(block, target.name)
+            check_distinct(block, target.name, 'name the tags: option tags="a,b"')
         known = tables.catalogue.newest(target.database, target.table).tags
         rows = normal_rows(block, target.table, {*self._options.tags, *(set(known) & set(block.column_names))})
         schema, database = self._schema(rows), tables.ensure_database(target.database)
@@ -139,16 +135,6 @@ class SinkTask:
         self._routes.settle(FLUSH_TIMEOUT_S)
         self._sender.check()
         self._written.add(self._sender.written().items())
-
-
-def _check_distinct(rows: pa.Table, table: str) -> None:
-    repeated = rows.num_rows - pc.count_distinct(rows.column(TIME_COLUMN)).as_py()
-    if repeated:
-        raise RowsRepeat(
-            f"{repeated:,} of {rows.num_rows:,} rows for the new table {table} have the time of another one, and no "
-            "tags tell them apart: one would replace the other",
-            action='name the tags: option tags="a,b"',
-        )
 
 
 def blocks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.Table]:

@@ -68,9 +68,11 @@ class WriteApi(Protocol):
         ...
 
     def write(
-        self, database: str, table: str, rows: pa.Table, tags: Collection[str], options: WriteOptions
+        self, database: str, table: str, rows: pa.Table, tags: Collection[str] | None, options: WriteOptions
     ) -> WrittenRows:
-        """Write rows of one table and wait for their quorum. Raises as TableWriter."""
+        """Write rows of one table and wait for their quorum. `tags`: None when none were named, which is refused for
+        rows of a new table that share a time. Raises RowsRepeat, and as TableWriter.
+        """
         ...
 
     def delete(

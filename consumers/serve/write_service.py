@@ -121,7 +121,8 @@ class WriteService:
                 f"there is no parameter {unknown[0]!r}", action=f"known are {', '.join((*known, 'tag'))}"
             )
         names = (*given.get("tags", "").split(","), *request.query_params.getlist("tag"))
-        tags = tuple(dict.fromkeys(name for name in names if name))
+        named = tuple(dict.fromkeys(name for name in names if name))
+        tags = named if named or "tags" in given else None
         options = _options(given)
         for name in ("database", "table"):
             if not given.get(name):

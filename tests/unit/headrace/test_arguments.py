@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "quorum_timeout_ms is 0, ": lambda client: client.writer("d", "t", quorum=2, quorum_timeout_ms=0),
     "quorum_timeout_ms is '5', ": lambda client: client.writer("d", "t", quorum_timeout_ms="5"),
     "tags is [1], ": lambda client: client.writer("d", "t", tags=[1]),
-    "tags is None": lambda client: client.writer("d", "t", tags=None),
+    "tags is 7": lambda client: client.writer("d", "t", tags=7),
     "tags is {'a': 1}, ": lambda client: client.writer("d", "t", tags={"a": 1}),
     "database is None": lambda client: client.writer(None, "t"),
     "table is 5, ": lambda client: client.table("d", 5),

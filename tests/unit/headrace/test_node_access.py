@@ -23,6 +23,7 @@ from headrace.consumers.serve.server import Server
 from headrace.node_client import NodeAddressInvalid
 from headrace.producers.acks import QuorumTimeout, QuorumTooLarge
 from headrace.producers.deletes import DeleteInvalid
+from headrace.producers.repeated_rows import RowsRepeat
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import ResolutionFixed
 from headrace.schemas.errors import HeadraceError
@@ -117,6 +118,19 @@ def test_errors_have_the_classes_that_they_have_over_kafka(client: Client, node:
     with pytest.raises(ResolutionFixed):
         client.writer("plant", "pumps", resolution="ns").write([{"time": T0_NS, "pump": "a", "flow": 1.0}])
     assert sent == len(bodies(node))
+
+
+def test_rows_of_a_new_table_that_share_a_time_need_tags(client: Client, node: FakeNode) -> None:
+    """Forgotten tags would cost all rows of a time but one; `tags=[]` shows that there are none."""
+    rows = [{"time": T0_NS, "pump": pump, "flow": 1.0} for pump in ("a", "b")]
+    with pytest.raises(RowsRepeat, match="1 of 2 rows for the new table plant.pumps"):
+        client.writer("plant", "pumps").write(rows)
+    assert [] == written(node)
+    client.writer("plant", "logs", tags=[]).write(rows)
+    client.writer("plant", "pumps", tags=["pump"]).write(rows)
+    # The table is there, and so are its tags.
+    client.writer("plant", "pumps").write(rows)
+    assert 6 == len(written(node))
 
 
 def test_many_rows_are_sent_in_requests_that_the_node_takes(

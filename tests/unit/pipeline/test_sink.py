@@ -13,9 +13,10 @@ from pyspark.sql.types import TimestampNTZType as Timestamp
 from headrace.connectors.formats.interface import TimeRangeError
 from headrace.pipeline.data_source import HeadraceDataSource
 from headrace.pipeline.sink import SinkRefused, check_columns
-from headrace.pipeline.sink_task import RowsRepeat, TimeMissing, blocks
+from headrace.pipeline.sink_task import TimeMissing, blocks
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import QuorumTooLarge
+from headrace.producers.repeated_rows import RowsRepeat
 from headrace.schemas.tables import TypeClash
 from tests.spark.stored import forward_logs, stored_tables, tables_of
 from tests.unit.pipeline.source_scene import TARGET, TOPICS, new_scene, rows

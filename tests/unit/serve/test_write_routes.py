@@ -193,6 +193,16 @@ def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: Fak
     assert [("d", "t", 1_000, {"v": 1.0}), ("d", "t", 2_000, {"v": None})] == written(node)
 
 
+def test_rows_of_a_new_table_that_share_a_time_need_tags(client: httpx.Client, node: FakeNode) -> None:
+    """They are of several series, and all but one would be lost. An empty list of tags shows that they are not."""
+    rows = stream_of(pa.table({"host": ["a", "b"], "time": pa.array([1_000, 1_000]), "v": [1.0, 2.0]}))
+    refused = client.post("/api/v1/write?database=d&table=t", content=rows)
+    assert (400, "RowsRepeat") == (refused.status_code, refused.json()["error"]["kind"])
+    assert [] == written(node)
+    assert 200 == client.post("/api/v1/write?database=d&table=t&tags=", content=rows).status_code
+    assert 2 == len(written(node))
+
+
 @pytest.mark.parametrize(
     ("url", "content", "named"),
     [
