@@ -22,7 +22,7 @@ from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.sync.centres import CentreUnknown
 from headrace.consumers.sync.edge_store import EdgeStore
 from headrace.consumers.sync.snapshots import SyncSnapshotUnknown
-from headrace.schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError, StateUnknown
 
 BODY_BYTES_MAX = 1 << 20
 DIGITS_MAX = 18
@@ -142,6 +142,7 @@ def _refusal(error: HeadraceError) -> Response:
         "kind": type(error).__name__,
         "message": error.message,
         "action": error.action,
-        "retriable": error.retriable,
+        # Each request of a sender may come twice: it asks again where nobody knows what became of a seal.
+        "retriable": error.retriable or isinstance(error, StateUnknown),
     }
     return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.client import INTERNAL_SERVER_ERROR
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -231,6 +232,9 @@ def _passes(error: HeadraceError) -> bool:
     """Whether an error may be gone at the next try."""
     if isinstance(error, NodeRefused):
         document = error.document
+        # A node that failed to answer refuses nothing, and its next answer may be another one.
+        if error.status >= INTERNAL_SERVER_ERROR:
+            return True
         # A node that starts answers in other words than one that refuses for good.
         return bool(document.get("retriable", error.retriable)) or document.get("kind") in (
             "NotLeader",

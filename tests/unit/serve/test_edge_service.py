@@ -11,7 +11,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from headrace.consumers.node.requests import SealUnconfirmed
 from headrace.consumers.serve.edge_service import edge_routes
+from headrace.schemas.errors import HeadraceError
 
 
 @pytest.mark.parametrize("centre", ["plainid", "/9xUNr+kQm2r2vE0RyzRUg", "a/b==", "%2F"])
@@ -26,3 +28,23 @@ def test_a_centre_is_forgotten_whatever_its_identity_is(centre: str) -> None:
             return (await client.delete(f"/api/v1/sync/centres/{quote(centre, safe='')}")).status_code
 
     assert (204, [centre]) == (asyncio.run(forget()), forgotten)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"), [(SealUnconfirmed("not read back in 30 s"), True), (HeadraceError("no such group"), False)]
+)
+def test_a_seal_that_nobody_confirms_is_asked_for_again(error: HeadraceError, again: bool) -> None:
+    """A node with a full disk reads no seal back. Its sender waits for it, as it does not for what is refused for good."""
+
+    def fails(_age_s: float) -> dict[str, Any]:
+        raise error
+
+    store: Any = SimpleNamespace(seal=fails)
+    app = Starlette(routes=edge_routes(lambda: store))
+
+    async def seal() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as client:
+            return await client.post("/api/v1/sync/seal", json={"age_s": 0})
+
+    answer = asyncio.run(seal())
+    assert (409, again) == (answer.status_code, answer.json()["error"]["retriable"])
