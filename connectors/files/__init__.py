@@ -13,6 +13,7 @@ from headrace.connectors.files.durable import (
 from headrace.connectors.files.expiring import ExpiringDirectories
 from headrace.connectors.files.layer import Buffer, FileLayer
 from headrace.connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
+from headrace.connectors.files.space import has_no_space
 
 __all__ = [
     "LOCK_NAME",
@@ -25,6 +26,7 @@ __all__ = [
     "create_directories",
     "fsync_directory",
     "fsync_file",
+    "has_no_space",
     "read_holder",
     "rename_durably",
     "sync_together",

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import DirectoryLock, fsync_directory
+from headrace.connectors.files import DirectoryLock, fsync_directory, has_no_space
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
@@ -26,7 +26,7 @@ from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.replay_files import ReplayFiles
 from headrace.consumers.node.settings import ServerSettings
-from headrace.consumers.node.unfinished_directory import has_no_space, unfinished_directory
+from headrace.consumers.node.unfinished_directory import unfinished_directory
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader

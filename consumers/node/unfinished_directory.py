@@ -7,19 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.connectors.files import has_no_space
 from headrace.schemas.errors import HeadraceError
-
-NO_SPACE = ("No space left", "Disk quota")
-"""What errors of the file system and of RocksDB have in common, also as texts."""
 
 
 class DiskFull(HeadraceError):
     """The disk of a new store has no space left."""
-
-
-def has_no_space(cause: str) -> bool:
-    """Whether a cause is a full disk."""
-    return any(text in cause for text in NO_SPACE)
 
 
 @contextmanager

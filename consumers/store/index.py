@@ -33,6 +33,7 @@ from pathlib import Path
 import xxhash
 from rocksdict import Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
+from headrace.connectors.files import has_no_space
 from headrace.consumers.store.memtable import TableKey, TableMetadata
 from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.settings import StoreSettings
@@ -319,7 +320,7 @@ class Index:
 def _store_error(error: Exception, directory: Path) -> StoreError:
     # rocksdict raises a bare Exception for every condition; only its text distinguishes them.
     text = str(error)
-    if "No space left" in text or "Disk quota" in text:
+    if has_no_space(text):
         return StoreFull(f"index {directory} cannot be written: {text}")
     if "lock hold by current process" in text or "While lock file" in text:
         return StoreLocked(

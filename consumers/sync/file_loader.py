@@ -27,6 +27,7 @@ from headrace.consumers.sync.manifest_rules import (
 from headrace.consumers.sync.member_routes import LoadRequest
 from headrace.consumers.sync.owner_log import OwnerLog
 from headrace.consumers.sync.owners import DeviceOwned, SenderCloned
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.sender_deletes import apply_deletes
 from headrace.producers.cluster import Cluster
 from headrace.schemas.errors import HeadraceError
@@ -74,7 +75,13 @@ class FileLoader:
     """Decides jobs. Safe to share between threads."""
 
     def __init__(
-        self, cluster: Cluster, owners: OwnerLog, members: GroupMembers, pool: Executor, retry_s: float
+        self,
+        cluster: Cluster,
+        owners: OwnerLog,
+        members: GroupMembers,
+        pool: Executor,
+        disk: ReceiverDisk,
+        retry_s: float,
     ) -> None:
         """`pool` runs requests to members that others wait for."""
         self._cluster = cluster
@@ -82,6 +89,7 @@ class FileLoader:
         self._members = members
         self._batches = LoadBatches(members)
         self._pool = pool
+        self._disk = disk
         self._retry_s = retry_s
         self.waiting: dict[tuple[str, int], str] = {}
 
@@ -187,8 +195,9 @@ class FileLoader:
             )
 
     def _note(self, key: tuple[str, int], manifest: SyncManifest, error: HeadraceError) -> None:
-        if self.waiting.get(key) != error.message:
-            self.waiting[key] = error.message
+        is_ours, is_new = self._disk.note(error), self.waiting.get(key) != error.message
+        self.waiting[key] = error.message
+        if is_new and not is_ours:
             _log.warning("a file of a sender waits", sender=manifest.sender, number=manifest.number, error=str(error))
 
 

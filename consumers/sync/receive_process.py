@@ -19,6 +19,7 @@ from headrace.consumers.sync.group_members import GroupMembers
 from headrace.consumers.sync.incoming import IncomingFiles
 from headrace.consumers.sync.owner_log import OwnerLog
 from headrace.consumers.sync.receiver import Receiver
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.receiver_metrics import receiver_text
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.consumers.sync.topics import cluster_identity, ensure_sync_topics
@@ -73,7 +74,8 @@ class ReceiveProcess:
         self._opened.callback(decided.close)
         pool = ThreadPoolExecutor(settings.loads_max * STAGE_THREADS_PER_LOAD, thread_name_prefix="sync-stage")
         self._opened.callback(lambda: pool.shutdown(cancel_futures=True))
-        self._loader = FileLoader(cluster, owners, GroupMembers(cluster), pool, settings.retry_s)
+        self._disk = ReceiverDisk(directory, settings.retry_s)
+        self._loader = FileLoader(cluster, owners, GroupMembers(cluster), pool, self._disk, settings.retry_s)
         self.receiver = Receiver(
             topics,
             centre,
@@ -81,6 +83,7 @@ class ReceiveProcess:
             decided,
             self._loader,
             Decisions(LogVerdicts(cluster.appender, topics), settings.loads_max, settings.retry_s),
+            self._disk,
             settings,
         )
         self._topics = topics
@@ -110,6 +113,7 @@ class ReceiveProcess:
         """The figures as Prometheus reads them."""
         figures = self.receiver.figures
         counters = {name: float(getattr(figures, name)) for name in type(figures).__slots__}
+        counters["disk_full"] = float(self._disk.times_full)
         gauges = {**self.receiver.gauges(), "files_waiting": float(len(self._loader.waiting))}
         return receiver_text(self._topics.cluster, counters, gauges, self._settings.figures())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import structlog
 
@@ -22,6 +21,8 @@ from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, Fi
 from headrace.consumers.sync.incoming import IncomingFiles, ReceiverDiskFull
 from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, check_manifest
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
+from headrace.consumers.sync.receiver_metrics import ReceiverFigures
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.consumers.sync.shares import Share
 from headrace.consumers.sync.view_database import ViewUnwritable
@@ -44,21 +45,6 @@ COMMIT_INTERVAL_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class ReceiverFigures:
-    """Counts since the start of a receiver."""
-
-    chunks: int = 0
-    chunk_bytes: int = 0
-    chunks_ignored: int = 0
-    chunks_damaged: int = 0
-    resends: int = 0
-    files_accepted: int = 0
-    files_rejected: int = 0
-    files_damaged: int = 0
-    disk_full: int = 0
-
-
 class Receiver:
     """See the module. `run` and the callbacks belong to one thread; `stop` and `gauges` are for any."""
 
@@ -70,6 +56,7 @@ class Receiver:
         decided: DecidedFiles,
         loader: FileLoader,
         decisions: Decisions,
+        disk: ReceiverDisk,
         settings: SyncSettings,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -80,16 +67,15 @@ class Receiver:
         self._decided = decided
         self._loader = loader
         self._decisions = decisions
+        self._disk = disk
         self._settings = settings
         self._clock = clock
         self._shares: dict[int, Share] = {}
         self._held: dict[Partition, int] = {}
         self._polled: list[PartitionEvent] = []
         self._paused: set[Partition] = set()
-        self._retry_at_s = 0.0
         self._commit_at_s = 0.0
         self._looks_due = False
-        self._disk_fault = ""
         self._stopping = threading.Event()
         self._consumer: GroupConsumer | None = None
         self.figures = ReceiverFigures()
@@ -108,7 +94,7 @@ class Receiver:
             "files_open": float(sum(len(share.files.files) for share in shares)),
             "files_loading": float(self._loading),
             "staging_bytes": float(self._staged_bytes),
-            "disk_fault": float(bool(self._disk_fault)),
+            "disk_fault": float(bool(self._disk.fault)),
         }
 
     # The thread.
@@ -145,8 +131,7 @@ class Receiver:
                 except HeadraceError as error:
                     if not error.retriable:
                         raise
-                    _log.warning("receiving waits", error=str(error))
-                    self._stopping.wait(self._settings.retry_s)
+                    self._wait(error)
         finally:
             self._commit()
             for share in self._shares.values():
@@ -156,18 +141,34 @@ class Receiver:
     def turn(self, consumer: GroupConsumer) -> None:
         """One step: what has arrived, what was decided, what is due."""
         self._consumer = consumer
+        self._disk.look()
         # While no chunk may come, what was decided is waited for: it is what makes room.
         waits = self._is_full
         if waits:
             self._decisions.wait(POLL_S)
         polled, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
-        self._take_events([*self._polled, *polled], now_s)
+        try:
+            self._take_events([*self._polled, *polled], now_s)
+        except HeadraceError:
+            self._hold_back(consumer)
+            raise
         self._take_done()
         self._ask_again(now_s)
-        self._pause(consumer, now_s)
+        self._pause(consumer)
         if now_s >= self._commit_at_s:
             self._commit_at_s = now_s + COMMIT_INTERVAL_S
             self._commit()
+
+    def _wait(self, error: HeadraceError) -> None:
+        if not self._disk.note(error):
+            _log.warning("receiving waits", error=str(error))
+        self._stopping.wait(self._settings.retry_s)
+
+    def _hold_back(self, consumer: GroupConsumer) -> None:
+        """Read nothing before what was polled is taken: else the memory would fill while an error lasts."""
+        every = {each for share in self._shares.values() for each in (share.manifest, share.chunk)}
+        consumer.pause(every - self._paused)
+        self._paused = every
 
     def _take_events(self, events: list[PartitionEvent], now_s: float) -> None:
         # Manifests first: a chunk whose manifest is behind it in one poll need not be read twice.
@@ -228,8 +229,7 @@ class Receiver:
                 self._decided.refresh()
                 self._looks_due = False
             except HeadraceError as error:
-                _log.warning("receiving waits", error=str(error))
-                self._stopping.wait(self._settings.retry_s)
+                self._wait(error)
 
     def _objection(self, manifest: SyncManifest) -> HeadraceError | None:
         """Why a manifest is refused before anything of its file is read."""
@@ -291,15 +291,8 @@ class Receiver:
                 share.incoming[file.key] = self._incoming.open(file.manifest.body)
             share.incoming[file.key].write(data)
         except ReceiverDiskFull as error:
-            self.figures.disk_full += 1
-            if not self._disk_fault:
-                _log.error("receiving waits for space on the disk", error=error.message)
-            self._disk_fault = error.message
-            self._retry_at_s = self._clock.monotonic_s() + self._settings.retry_s
+            self._disk.note(error)
             return False
-        if self._disk_fault:
-            _log.info("there is space on the disk: receiving continues")
-            self._disk_fault = ""
         return True
 
     def _resend(self, file: OpenFile) -> None:
@@ -335,7 +328,8 @@ class Receiver:
             self._decided.note([verdict for _, _, verdict in decided])
         except ViewUnwritable as error:
             # The shares know them as long as their partitions are here, and whoever gets these reads the topic.
-            _log.warning("verdicts were not kept", error=error.message)
+            if not self._disk.note(error):
+                _log.warning("verdicts were not kept", error=error.message)
             return
         for share, file, _ in decided:
             share.files.release(file)
@@ -368,14 +362,13 @@ class Receiver:
                 for file in share.files.silent(now_s):
                     self._resend(file)
 
-    def _pause(self, consumer: GroupConsumer, now_s: float) -> None:
+    def _pause(self, consumer: GroupConsumer) -> None:
         """Read chunks while there is room, and those that wait for something once it is there."""
         # Only what is being loaded frees room by itself. Files in the middle of which nobody reads on never would.
         if self._is_full:
             wanted = {share.chunk for share in self._shares.values()}
         else:
-            disk = bool(self._disk_fault) and now_s < self._retry_at_s
-            wanted = {each for each in self._held if disk or self._shares[each[1]].awaits_manifests}
+            wanted = {each for each in self._held if self._disk.fault or self._shares[each[1]].awaits_manifests}
         if paused := wanted - self._paused:
             consumer.pause(paused)
         if resumed := self._paused - wanted:

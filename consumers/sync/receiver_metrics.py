@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 COUNTERS: Mapping[str, tuple[str, str]] = {
     "chunks": ("headrace_sync_chunks_total", "Chunks that were read"),
@@ -24,6 +25,20 @@ GAUGES: Mapping[str, tuple[str, str]] = {
     "disk_fault": ("headrace_sync_disk_fault", "1 while the receiver cannot write to its disk"),
 }
 LIMITS = ("headrace_sync_receiver_limit", "Limits of the receiver")
+
+
+@dataclass(slots=True)
+class ReceiverFigures:
+    """Counts since the start of a receiver."""
+
+    chunks: int = 0
+    chunk_bytes: int = 0
+    chunks_ignored: int = 0
+    chunks_damaged: int = 0
+    resends: int = 0
+    files_accepted: int = 0
+    files_rejected: int = 0
+    files_damaged: int = 0
 
 
 def receiver_text(

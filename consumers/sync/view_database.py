@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocksdict import Options, Rdict, WriteBatch
 
-from headrace.connectors.files import create_directories
+from headrace.connectors.files import create_directories, has_no_space
 from headrace.schemas.errors import HeadraceError
 
 PLACE = b"p"
@@ -24,6 +24,10 @@ OPEN_FILES_MAX = 64
 
 class ViewUnwritable(HeadraceError):
     """A view that cannot be opened or written."""
+
+
+class ViewDiskFull(ViewUnwritable):
+    """A view whose disk has no space left; the same work is done again once there is some."""
 
 
 class ViewDatabase:
@@ -72,9 +76,7 @@ class ViewDatabase:
             self._open = None
             with contextlib.suppress(Exception):
                 database.close()
-            raise ViewUnwritable(
-                f"{self._directory} cannot be written: {error}", action="check the disk", retriable=True
-            ) from error
+            raise _unwritable(f"{self._directory} cannot be written", error) from error
         self._next = following
 
     def close(self) -> None:
@@ -113,8 +115,14 @@ class ViewDatabase:
             return Rdict(str(self._directory), options)
         except Exception as error:
             if "Corruption" not in str(error):
-                raise ViewUnwritable(
-                    f"{self._directory} cannot be opened: {error}", action="check the disk", retriable=True
-                ) from error
+                raise _unwritable(f"{self._directory} cannot be opened", error) from error
             self._clear()
             return Rdict(str(self._directory), options)
+
+
+def _unwritable(what: str, error: Exception) -> ViewUnwritable:
+    # rocksdict raises a bare Exception for every condition; only its text distinguishes them.
+    message = f"{what}: {error}"
+    if has_no_space(message):
+        return ViewDiskFull(message, action="free disk space: the receiver waits for it", retriable=True)
+    return ViewUnwritable(message, action="check the disk", retriable=True)

@@ -22,6 +22,7 @@ from headrace.consumers.sync.file_check import FileDamaged
 from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, verdict_of
 from headrace.consumers.sync.owners import OwnersInMemory
 from headrace.consumers.sync.receiver import Receiver
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.message_bodies import ProducerPosition
@@ -274,8 +275,9 @@ class SimReceiver:
         incoming: Any = MemoryFiles()
         loader: Any = SimLoader(world, incoming)
         decisions: Any = self.decisions
+        disk = ReceiverDisk(Path(), SETTINGS.retry_s, world.clock)
         self.receiver = Receiver(
-            world.topics, IDENTITY, incoming, SimDecided(world, view), loader, decisions, SETTINGS, world.clock
+            world.topics, IDENTITY, incoming, SimDecided(world, view), loader, decisions, disk, SETTINGS, world.clock
         )
         self.consumer = SimConsumer(world.kafka, name, self.receiver.assigned, self.receiver.revoked)
         world.kafka.join(self.consumer)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.consumers.sync import file_loader
 from headrace.consumers.sync.file_check import FileDamaged, series_path
@@ -18,6 +19,8 @@ from headrace.consumers.sync.file_loader import FileJob, FileLoader
 from headrace.consumers.sync.group_members import Holder, MemberRefused
 from headrace.consumers.sync.member_routes import LoadRequest
 from headrace.consumers.sync.owners import DeviceOwned
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
+from headrace.consumers.sync.view_database import ViewDiskFull
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncManifest, SyncVerdict, Verdict
@@ -45,7 +48,7 @@ def applied() -> list[int]:
 def loader(applied: list[int], monkeypatch: pytest.MonkeyPatch) -> FileLoader:
     """A loader whose deletes go nowhere."""
     nothing: Any = None
-    found = FileLoader(nothing, nothing, nothing, nothing, retry_s=0.01)
+    found = FileLoader(nothing, nothing, nothing, nothing, ReceiverDisk(Path(), 0.01), retry_s=0.01)
     monkeypatch.setattr(found, "_delete", lambda manifest: applied.append(manifest.number))
     return found
 
@@ -148,10 +151,11 @@ def file_job(tmp_path: Path) -> FileJob:
     return FileJob(manifest, path, lambda: None, threading.Event(), threading.Event())
 
 
-def decided(centre: Any, job: FileJob, after: Any = None) -> SyncVerdict | None:
+def decided(centre: Any, job: FileJob, after: Any = None, disk: ReceiverDisk | None = None) -> SyncVerdict | None:
     """The verdict of a job; `after` is called while it waits, as soon as the loader shows why."""
     with ThreadPoolExecutor(8) as pool:
-        loader = FileLoader(centre, centre, centre, pool, retry_s=0.01)
+        disk = disk or ReceiverDisk(Path(), 0.01)
+        loader = FileLoader(centre, centre, centre, pool, disk, retry_s=0.01)
         deciding = pool.submit(loader.decide, job)
         if after is not None:
             key = (job.manifest.sender, job.manifest.number)
@@ -196,6 +200,29 @@ def test_full_disks_are_waited_for(centre_of_three: FakeCentre, file_job: FileJo
     assert verdict is not None
     assert verdict.state is Verdict.ACCEPTED
     assert len(centre_of_three.loaded) == 1
+
+
+def test_a_full_disk_of_the_receiver_is_no_fault_of_a_file(
+    centre_of_three: FakeCentre, file_job: FileJob, tmp_path: Path
+) -> None:
+    """The view of owners is on the receiver's own disk: that is counted and logged as such, once, and not for each file."""
+    centre_of_three.conflict = ViewDiskFull("owners cannot be opened: No space left on device", retriable=True)
+    disk = ReceiverDisk(tmp_path, 0.01)
+
+    def space() -> None:
+        assert disk.fault
+        centre_of_three.conflict = None
+
+    with capture_logs() as lines:
+        verdict = decided(centre_of_three, file_job, space, disk)
+    assert verdict is not None
+    assert verdict.state is Verdict.ACCEPTED
+    assert disk.times_full >= 1
+    waits = [each["event"] for each in lines if "waits" in each["event"]]
+    assert ["receiving waits for space on the disk"] == waits
+    disk._look_at_s = 0.0
+    disk.look()
+    assert not disk.fault
 
 
 def test_one_full_member_of_three_is_passed(centre_of_three: FakeCentre, file_job: FileJob) -> None:

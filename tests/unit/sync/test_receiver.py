@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.kafka_group import Partition, PartitionEnd, PartitionEvent, PartitionRecord
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.store import SeriesFile
+from headrace.consumers.sync import receiver
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
 from headrace.consumers.sync.file_check import check_file, series_path
@@ -25,8 +28,9 @@ from headrace.consumers.sync.file_loader import FileJob, verdict_of
 from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
 from headrace.consumers.sync.receiver import Receiver
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.settings import SyncSettings
-from headrace.consumers.sync.view_database import ViewUnwritable
+from headrace.consumers.sync.view_database import ViewDiskFull, ViewUnwritable
 from headrace.schemas.framing import FORMAT
 from headrace.schemas.sync_records import (
     SyncChunk,
@@ -118,6 +122,7 @@ class Scene:
         self.consumer = consumer or Consumer()
         self.verdicts: list[SyncVerdict] = []
         self.loader = Loader()
+        self.disk = ReceiverDisk(directory, 0.0)
         loader: Any = self.loader
         self.receiver = Receiver(
             TOPICS,
@@ -126,6 +131,7 @@ class Scene:
             DecidedFiles(log, TOPICS, directory / "decided"),
             loader,
             Decisions(self, 2, 0.01),
+            self.disk,
             SyncSettings(retry_s=0.0),
         )
         self.receiver.assigned([MANIFEST, CHUNK])
@@ -315,10 +321,10 @@ def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch
         write(file, data)
 
     monkeypatch.setattr(IncomingFile, "write", writing)
+    monkeypatch.setattr(scene.disk, "_has_space", lambda: not full[0])
     for _ in range(4):
         scene.receiver.turn(scene.consumer)
-    assert scene.receiver.figures.disk_full >= 2
-    assert 1.0 == scene.receiver.gauges()["disk_fault"]
+    assert (1, 1.0) == (scene.disk.times_full, scene.receiver.gauges()["disk_fault"])
     full[0] = False
     incoming = next(iter(scene.receiver._shares[0].incoming.values()))
     part: Any = incoming._segment
@@ -326,6 +332,35 @@ def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch
         part._file = part._file.real
     scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
     assert [FILE.data] == scene.loader.loaded
+
+
+def test_a_view_that_a_full_disk_closed_shows_as_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alert fires on it, and the log names it once. What is read meanwhile does not fill the memory."""
+    number, full = scene.receiver._decided.number, [True]
+
+    def asked(sender: str, file: str) -> int:
+        if full[0]:
+            raise ViewDiskFull("decided cannot be opened: No space left on device", retriable=True)
+        return number(sender, file)
+
+    monkeypatch.setattr(scene.receiver._decided, "number", asked)
+    monkeypatch.setattr(scene.disk, "_has_space", lambda: not full[0])
+    monkeypatch.setattr(receiver, "POLL_RECORDS", 1)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    running = threading.Thread(target=scene.receiver.run, args=(scene.consumer,))
+    with capture_logs() as lines:
+        running.start()
+        eventually(lambda: scene.disk.times_full > FILE.body.chunks, "the receiver tries again", 10.0)
+        assert 1.0 == scene.receiver.gauges()["disk_fault"]
+        assert len(scene.receiver._polled) < FILE.body.chunks
+        full[0] = False
+        eventually(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted", 10.0)
+        scene.receiver.stop()
+        running.join(10)
+    assert ([FILE.data], 0.0) == (scene.loader.loaded, scene.receiver.gauges()["disk_fault"])
+    logged = [each["event"] for each in lines if "disk" in each["event"] or "waits" in each["event"]]
+    assert ["receiving waits for space on the disk", "there is space on the disk: receiving continues"] == logged
 
 
 class _FullDisk:

@@ -9,7 +9,7 @@ import pytest
 from rocksdict import Rdict
 
 from headrace.consumers.sync import view_database
-from headrace.consumers.sync.view_database import ViewDatabase, ViewUnwritable
+from headrace.consumers.sync.view_database import ViewDatabase, ViewDiskFull, ViewUnwritable
 
 
 class Disk:
@@ -58,7 +58,7 @@ def test_a_full_disk_is_waited_for(disk: Disk, tmp_path: Path) -> None:
     view.put({b"a": b"1"}, 5)
     disk.full = True
     for use in (lambda: view.put({b"b": b"2"}, 6), lambda: view.get([b"a"]), lambda: view.next):
-        with pytest.raises(ViewUnwritable, match="No space left") as raised:
+        with pytest.raises(ViewDiskFull, match="No space left") as raised:
             use()
         assert raised.value.retriable
     disk.full = False

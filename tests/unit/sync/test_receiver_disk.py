@@ -1,0 +1,86 @@
+"""The full disk of a receiver: noted once, and looked at until there is space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headrace.connectors.log.port import LogUnavailable
+from headrace.consumers.sync import receiver_disk
+from headrace.consumers.sync.incoming import ReceiverDiskFull
+from headrace.consumers.sync.receiver_disk import ReceiverDisk
+from headrace.consumers.sync.view_database import ViewDiskFull, ViewUnwritable
+from headrace.schemas.errors import HeadraceError
+
+
+class StillClock:
+    """The part of a clock that is asked for."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        """The time."""
+        return self.now_s
+
+
+class ShortFile:
+    """A file that takes half of what is written."""
+
+    def __init__(self, **_options: object) -> None:
+        """Whatever its options are."""
+
+    def write(self, data: bytes) -> int:
+        """Half of it."""
+        return len(data) // 2
+
+    def __enter__(self) -> ShortFile:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("error", [ReceiverDiskFull("incoming is full"), ViewDiskFull("owners: No space left")])
+def test_a_full_disk_is_logged_once_until_there_is_space(tmp_path: Path, error: HeadraceError) -> None:
+    """Chunks and views wait for the same disk: each failure counts, and the log has its begin and its end."""
+    clock: Any = StillClock()
+    disk = ReceiverDisk(tmp_path, 1.0, clock)
+    with capture_logs() as lines:
+        assert [True] * 3 == [disk.note(error) for _ in range(3)]
+        disk.look()
+        assert (3, error.message) == (disk.times_full, disk.fault)
+        clock.now_s += 1.0
+        disk.look()
+        disk.look()
+    assert "" == disk.fault
+    assert [] == list(tmp_path.iterdir())
+    expected = ["receiving waits for space on the disk", "there is space on the disk: receiving continues"]
+    assert expected == [each["event"] for each in lines]
+
+
+def test_a_disk_that_takes_half_of_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a disk that becomes full in the middle is short, and no error."""
+    disk = ReceiverDisk(tmp_path, 0.0)
+    disk.note(ReceiverDiskFull("incoming is full"))
+    monkeypatch.setattr(receiver_disk, "TemporaryFile", ShortFile)
+    disk.look()
+    assert "incoming is full" == disk.fault
+
+
+def test_a_disk_that_takes_no_file_is_full(tmp_path: Path) -> None:
+    """Nothing can be made there, whatever the reason is."""
+    disk = ReceiverDisk(tmp_path / "away", 0.0)
+    disk.note(ReceiverDiskFull("incoming is full"))
+    disk.look()
+    assert "incoming is full" == disk.fault
+
+
+@pytest.mark.parametrize("error", [ViewUnwritable("owners: permission denied"), LogUnavailable("no broker")])
+def test_other_errors_are_none_of_the_disk(tmp_path: Path, error: HeadraceError) -> None:
+    """Space would not end them: whoever met them logs them."""
+    disk = ReceiverDisk(tmp_path, 0.0)
+    assert not disk.note(error)
+    assert (0, "") == (disk.times_full, disk.fault)
