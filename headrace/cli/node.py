@@ -26,6 +26,7 @@ from headrace.cli.options import (
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
+from headrace.terminal.disk_start import disk_start
 from headrace.terminal.interruption import be_patient
 from headrace.terminal.signal_event import SignalEvent
 
@@ -113,8 +114,9 @@ def _run_until_stopped(running: Node, output: Output) -> None:
     _on_signals(starting, stopping)
     running.on_exile = stopping.set
     try:
-        running.start(output.note)
-        running.serve()
+        with disk_start():
+            running.start(output.note)
+            running.serve()
         starting.ended = True
         be_patient()
         more = f", Arrow Flight on {running.flight.url}" if running.flight.url else ""

@@ -16,6 +16,7 @@ from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
 from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
+from headrace.terminal.disk_start import disk_start
 
 if TYPE_CHECKING:
     from headrace.consumers.sync.send_loop import SendLoop, SendOptions
@@ -88,7 +89,8 @@ def send(
             md5=_is_md5(digest),
             kafka=loaded.kafka,
         )
-        figures, received, rejections = _send(SendLoop, options, output)
+        with disk_start():
+            figures, received, rejections = _send(SendLoop, options, output)
         _note_rejections(output, rejections)
         output.result(figures)
         code = _send_code(figures, received, once=once, rejected=bool(rejections))

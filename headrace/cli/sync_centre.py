@@ -16,6 +16,7 @@ from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
+from headrace.terminal.disk_start import disk_start
 from headrace.terminal.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def receive(
         require_cluster(loaded)
         shared = open_cluster(loaded, on_wait=output.note)
         try:
-            process = ReceiveProcess(shared, data_dir, loaded.sync, loaded.cluster.topic_replication_factor, name)
+            with disk_start():
+                process = ReceiveProcess(shared, data_dir, loaded.sync, loaded.cluster.topic_replication_factor, name)
             try:
                 with served_metrics(process, http, output):
                     _run(process, loaded, output)

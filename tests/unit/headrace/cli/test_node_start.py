@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
-from headrace.cli.node import _without_collection
+import pytest
+
+from headrace.cli.node import _run_until_stopped, _without_collection
+from headrace.consumers.node.node import Node
+from headrace.consumers.store import StoreFull
+from headrace.terminal.output import Output
+from tests.unit.nodes import Nodes
 
 
 class Cycle:
@@ -32,3 +39,19 @@ def test_no_collection_looks_at_what_was_imported() -> None:
     Cycle(ended)
     gc.collect()
     assert ["collected"] == ended
+
+
+def test_a_node_that_starts_on_a_full_disk_is_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that runs tries the same work again; one that starts has ended, and whoever frees space must know it."""
+    nodes = Nodes(tmp_path, ("n1",))
+    node = Node(nodes.settings("n1"), nodes.log)
+
+    def full(_on_progress: object) -> None:
+        raise StoreFull("index n1 cannot be written: No space left on device")
+
+    monkeypatch.setattr(node, "_open", full)
+    with pytest.raises(StoreFull) as raised:
+        _run_until_stopped(node, Output(json_output=False))
+    assert "free disk space, then start it again" == raised.value.action
