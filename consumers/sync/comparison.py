@@ -187,7 +187,7 @@ def _difference(row: Mapping[str, object], devices: OwnedDevices) -> str:
         return f"{series}: {edge} rows at the edge alone"
     if edge != centre:
         return f"{series}: {edge} rows at the edge, {centre} at the centre"
-    return f"{series}: {edge} rows at both ends, with other values"
+    return f"{series}: {edge} rows at both ends, and not all are equal"
 
 
 def _quoted(name: str) -> str:

@@ -99,8 +99,8 @@ def _show(output: Output, found: SyncComparison) -> None:
         )
     elif different:
         output.line(
-            f"{different} of {len(found.days)} days differ, and nothing waits: "
-            "headrace sync status shows what the centre rejected"
+            f"{different} of {len(found.days)} days differ, and nothing waits: the centre rejected files "
+            "(headrace sync status names them), or rows were written or deleted at the centre itself"
         )
     else:
         output.line(f"equal: {counted(len(found.days), 'day')} of tables compared, and nothing waits")

@@ -80,10 +80,10 @@ def test_equal_rows_are_equal_in_any_order(portable: bool) -> None:
         (ROWS[1:], "m,dev=a: 2 rows at the edge, 1 at the centre"),
         (ROWS[:2], "m,dev=b: 1 rows at the edge alone"),
         ([*ROWS, ("b", 5, 1, "s")], "m,dev=b: 1 rows at the edge, 2 at the centre"),
-        ([("a", 0, 7, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, with other values"),
-        ([("a", 0, 1, None), ("a", 1, 2, "p"), *ROWS[2:]], "m,dev=a: 2 rows at both ends, with other values"),
-        ([("a", 2, 1, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, with other values"),
-        ([("b", 0, None, "p"), *ROWS[:2]], "m,dev=b: 1 rows at both ends, with other values"),
+        ([("a", 0, 7, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
+        ([("a", 0, 1, None), ("a", 1, 2, "p"), *ROWS[2:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
+        ([("a", 2, 1, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
+        ([("b", 0, None, "p"), *ROWS[:2]], "m,dev=b: 1 rows at both ends, and not all are equal"),
     ],
 )
 def test_a_difference_is_named(centre: list[Row], difference: str, portable: bool) -> None:
