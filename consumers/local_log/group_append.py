@@ -164,8 +164,7 @@ class GroupAppend:
             except (UpdateFailed, LogFailed, CheckpointFailed) as error:
                 # Certainly not written, and readers have seen nothing of it.
                 if not self._closed and not deadline.passed():
-                    self.fault = str(error)
-                    _log.warning("the local log cannot be written, and is tried again", error=self.fault)
+                    self._note(str(error))
                     time.sleep(RETRY_PAUSE_S)
                     group = accepted
                     continue
@@ -181,10 +180,18 @@ class GroupAppend:
                 _log.exception("the local log failed")
                 _fail(accepted, AppendUnknown(f"the local log failed: {error}", action="look into the node's log"))
             else:
-                self.fault = ""
+                self._note("")
                 for each, offset in zip(accepted, offsets, strict=True):
                     each.report(offset, None)
             return
+
+    def _note(self, fault: str) -> None:
+        """Keep why nothing can be written; the log has when that begins and ends, and not each try."""
+        if fault and not self.fault:
+            _log.warning("the local log cannot be written, and is tried again", error=fault)
+        elif self.fault and not fault:
+            _log.info("the local log is written again")
+        self.fault = fault
 
     def _accepts(self, waiting: _Waiting) -> bool:
         """Whether a record fits its topic; one that does not is reported."""

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.files import DirectoryHeld
 from headrace.connectors.log.port import AppendFailed, AppendUnknown, LogTruncated, LogUnavailable, RecordTooLarge
@@ -82,7 +83,7 @@ def test_each_appender_keeps_its_order_beside_others(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records queue up, in order, and are delivered once there is space; nobody sees an error."""
+    """Records queue up, in order, and are delivered once there is space. The log has the begin and the end, no try."""
     monkeypatch.setattr(group_append, "RETRY_PAUSE_S", 0.01)
     disk = SimulatedDisk()
     log = LocalLog(Path("/log"), files=disk)
@@ -91,16 +92,22 @@ def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ([0], 1) == (appended(log, "b", b"1"), log.acknowledged_end("b"))
     disk.capacity = sum(disk.sizes().values())
     appender, reports = log.appender(), Reports()
-    for number in range(5):
-        appender.append(
-            "a", bytes([number]) * RESERVED_BYTES, on_delivery=lambda offset, error: reports.append(error or offset)
-        )
-    assert "" == LocalLog(Path("/other"), files=disk).write_fault
-    assert (5, []) == (appender.flush(0.1), reports)
-    assert "space" in log.write_fault
-    assert 0 == log.acknowledged_end("b")
-    disk.clear_faults()
-    assert 0 == appender.flush(20)
+    with capture_logs() as lines:
+        for number in range(5):
+            appender.append(
+                "a", bytes([number]) * RESERVED_BYTES, on_delivery=lambda offset, error: reports.append(error or offset)
+            )
+        assert "" == LocalLog(Path("/other"), files=disk).write_fault
+        assert (5, []) == (appender.flush(0.3), reports)
+        assert "space" in log.write_fault
+        assert 0 == log.acknowledged_end("b")
+        disk.clear_faults()
+        assert 0 == appender.flush(20)
+    expected = [
+        ("warning", "the local log cannot be written, and is tried again"),
+        ("info", "the local log is written again"),
+    ]
+    assert expected == [(each["log_level"], each["event"]) for each in lines if "the local log" in each["event"]]
     assert ("", 1) == (log.write_fault, log.acknowledged_end("b"))
     assert list(range(5)) == reports == [value[0] for value in values_of(log, "a")]
     log.close()
