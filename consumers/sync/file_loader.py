@@ -7,6 +7,7 @@ for as long as it takes; what is the file's own fault becomes a verdict.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from headrace.schemas.sync_records import (
 from headrace.schemas.tables import FieldType, SchemaError, TimeResolution, TypeClash
 
 LOG_INTERVAL_S = 10.0
+"""How often the log names why files wait, for each kind of error."""
 STRAGGLER_S = 5.0
 """How long members beyond the majority are waited for: without the file they would be out of sync for a moment."""
 REJECTIONS = (ManifestInvalid, SyncLoop, DatabaseDiffers, SchemaError, TypeClash, SenderCloned, DeviceOwned)
@@ -49,6 +51,7 @@ REJECTIONS = (ManifestInvalid, SyncLoop, DatabaseDiffers, SchemaError, TypeClash
 DAMAGES = (FileDamaged, FormatTooNew)
 """What another transfer, or a later build of the centre, may end."""
 _REFUSALS = {ManifestInvalid.__name__, DatabaseDiffers.__name__}
+_MOVED = "SlotNotHeld"
 _log = structlog.get_logger(__name__)
 
 
@@ -92,6 +95,8 @@ class FileLoader:
         self._disk = disk
         self._retry_s = retry_s
         self.waiting: dict[tuple[str, int], str] = {}
+        self._logging = threading.Lock()
+        self._logged_s: dict[str, float] = {}
 
     def decide(self, job: FileJob) -> SyncVerdict | None:
         """The verdict of a job, None once it has ended."""
@@ -147,7 +152,7 @@ class FileLoader:
             self._batches.load(leader, holder, LoadRequest(encode_manifest(job.manifest), version))
         except MemberRefused as error:
             # The slot may have moved, or another member leads: the next attempt begins with a new look.
-            if error.kind == "SlotNotHeld":
+            if error.kind == _MOVED:
                 self._members.holder(body, look=True)
             raise
 
@@ -197,8 +202,27 @@ class FileLoader:
     def _note(self, key: tuple[str, int], manifest: SyncManifest, error: HeadraceError) -> None:
         is_ours, is_new = self._disk.note(error), self.waiting.get(key) != error.message
         self.waiting[key] = error.message
-        if is_new and not is_ours:
-            _log.warning("a file of a sender waits", sender=manifest.sender, number=manifest.number, error=str(error))
+        kind = error.kind if isinstance(error, MemberRefused) else type(error).__name__
+        if is_ours or not is_new or not self._is_due(kind):
+            return
+        # While members change, whoever has held a slot a moment ago refuses its files.
+        log = _log.info if kind == _MOVED else _log.warning
+        log(
+            "a file of a sender waits",
+            sender=manifest.sender,
+            number=manifest.number,
+            error=str(error),
+            files=len(self.waiting),
+        )
+
+    def _is_due(self, kind: str) -> bool:
+        """Whether a line about errors of a kind is due: dozens of files wait for one disk, each with a path of its own."""
+        now_s = time.monotonic()
+        with self._logging:
+            if now_s - self._logged_s.get(kind, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
+                return False
+            self._logged_s[kind] = now_s
+        return True
 
 
 def verdict_of(manifest: SyncManifest, state: Verdict, error: Exception | None = None, chunk: int = 0) -> SyncVerdict:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.sync import file_loader
 from headrace.consumers.sync.file_check import FileDamaged, series_path
 from headrace.consumers.sync.file_loader import FileJob, FileLoader
@@ -223,6 +224,23 @@ def test_a_full_disk_of_the_receiver_is_no_fault_of_a_file(
     disk._look_at_s = 0.0
     disk.look()
     assert not disk.fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "levels"),
+    [("StoreFull", ["warning"]), ("SlotNotHeld", ["info"])],
+    ids=["a full disk", "a slot that moved"],
+)
+def test_many_files_that_wait_for_one_thing_are_one_line(loader: FileLoader, kind: str, levels: list[str]) -> None:
+    """Their errors have paths of their own. A slot that moves is normal; another kind of error has another line."""
+    with capture_logs() as lines:
+        for number in range(20):
+            key = (SENDER, number % 5)
+            loader._note(key, job_of(number).manifest, MemberRefused(f"staging/{number}: no", kind=kind))
+        assert levels == [each["log_level"] for each in lines]
+        loader._note((SENDER, 7), job_of(7).manifest, LogUnavailable("no broker"))
+    assert [*levels, "warning"] == [each["log_level"] for each in lines]
+    assert 6 == lines[-1]["files"]
 
 
 def test_one_full_member_of_three_is_passed(centre_of_three: FakeCentre, file_job: FileJob) -> None:
