@@ -194,7 +194,7 @@ class SendLoop:
                 waits = forever or not self._options.once or isinstance(error, StateUnwritable)
                 if not waits and now_s - self._failing_since_s >= self._options.settings.wait_s:
                     raise
-                self._watcher.note(f"waiting: {error.message}")
+                self._watcher.note(f"waiting: {error}")
                 self._sleep(self._pause_s)
                 self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
             else:

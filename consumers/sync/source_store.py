@@ -226,14 +226,32 @@ class NodeStore:
 def _answer(
     url: str, method: str = "GET", document: Mapping[str, Any] | None = None, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> Any:
-    """What a node answers, from JSON. Raises NodeRefused, NodeUnreachable."""
+    """What a node answers, from JSON. Raises NodeRefused, with the action of the node, and NodeUnreachable."""
     try:
         with request_node(
             url, method=method, document=document, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
         ) as answer:
             return answer.json()
+    except NodeRefused as error:
+        raise _with_action(url, error) from error
     except (AnswerCut, ValueError) as error:
         raise NodeUnreachable(f"{url} did not answer whole", reason="its answer was cut") from error
+
+
+def _with_action(url: str, error: NodeRefused) -> NodeRefused:
+    """A refusal whose action is one: that of the client has it behind its message, for lines that show no other."""
+    document = error.document
+    if not document.get("action"):
+        return error
+    return NodeRefused(
+        f"{url}: {document['message']}",
+        action=str(document["action"]),
+        retriable=error.retriable,
+        status=error.status,
+        body=error.body,
+        document=document,
+        retry_after_s=error.retry_after_s,
+    )
 
 
 class _OpenFile(Protocol):
@@ -318,13 +336,11 @@ class _RemoteFile:
 def forget_centre(url: str, cluster: str) -> list[str]:
     """Let the nodes of a store forget every centre of a name; their identities. Raises CentreNotHere, NodeUnreachable."""
     root = f"{url.rstrip('/')}/api/v1/sync"
-    with request_node(f"{root}/centres", timeout_s=ANSWER_TIMEOUT_S) as answer:
-        known = answer.json()["centres"]
+    known = _answer(f"{root}/centres")["centres"]
     found = [str(each["centre"]) for each in known if each["cluster"] == cluster]
     if not found:
         names = ", ".join(sorted({str(each["cluster"]) for each in known})) or "none"
         raise CentreNotHere(f"the store sends to no centre {cluster}", action=f"it sends to {names}")
     for centre in found:
-        with request_node(f"{root}/centres/{quote(centre, safe='')}", method="DELETE", timeout_s=ANSWER_TIMEOUT_S):
-            pass
+        _answer(f"{root}/centres/{quote(centre, safe='')}", "DELETE")
     return found

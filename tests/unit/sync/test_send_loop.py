@@ -12,12 +12,14 @@ from headrace.consumers.sync.send_loop import SendLoop, SendOptions
 from headrace.consumers.sync.send_settings import SendSettings
 
 FAILED = NodeRefused(
-    "http://node: the node failed to answer (its log has the details)",
+    "http://node: the node failed to answer",
+    action="its log has the details",
     status=500,
     document={"kind": "Internal", "message": "the node failed to answer", "retriable": False},
 )
 UNCONFIRMED = NodeRefused(
-    "http://node: the seal of group e2 was not read back in 30 s (seal again)",
+    "http://node: the seal of group e2 was not read back in 30 s",
+    action="seal again",
     status=409,
     retriable=True,
     document={"kind": "SealUnconfirmed", "message": "the seal of group e2 was not read back", "retriable": True},
@@ -81,7 +83,7 @@ def loop_of(directory: Path, watcher: Watcher, *, once: bool) -> SendLoop:
 def test_a_node_that_fails_is_waited_for(tmp_path: Path, watcher: Watcher, error: NodeRefused) -> None:
     """A full disk at the edge passes, and so may a defect of one request: the sender names it, and continues."""
     assert "sealed" == loop_of(tmp_path, watcher, once=False)._patiently(Edge(error, 3).call)
-    assert [f"waiting: {error.message}"] * 3 == watcher.lines
+    assert [f"waiting: {error}"] * 3 == watcher.lines
 
 
 @pytest.mark.parametrize("error", [FAILED, UNCONFIRMED])
