@@ -18,10 +18,10 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.cut_service import cut_routes
 from headrace.consumers.serve.edge_service import edge_routes
+from headrace.consumers.serve.error_documents import document, document_of, refusal
 from headrace.consumers.serve.influx_service import influx_routes
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeApi
@@ -34,7 +34,7 @@ from headrace.consumers.serve.scan_service import scan_routes
 from headrace.consumers.serve.schema_service import schema_routes
 from headrace.consumers.serve.sync_service import sync_routes
 from headrace.consumers.serve.write_service import write_routes
-from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.table_documents import table_document
 
 STATIC = Path(__file__).parent / "static"
@@ -134,22 +134,14 @@ def _json(document: object) -> Response:
     return Response(json.dumps(document, default=str, ensure_ascii=False), media_type="application/json")
 
 
-def _error(status: int, kind: str, message: str, action: str = "", **flags: bool) -> Response:
-    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
-    error = {"kind": kind, "message": message, "action": action, "retriable": False, **flags}
-    return JSONResponse({"error": error}, status, headers)
-
-
 async def _known_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
-    kind = type(error).__name__
-    flags = {"retriable": error.retriable, **({"state_unknown": True} if isinstance(error, StateUnknown) else {})}
-    return _error(http_status(error), kind, error.message, error.action, **flags)
+    return refusal(http_status(error), document_of(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, "Http", f"{request.method} {request.url.path}: {error.detail}")
+    return refusal(error.status_code, document("Http", f"{request.method} {request.url.path}: {error.detail}"))
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:
@@ -161,4 +153,4 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     # The inside of a node goes to its log and not to clients: paths and values may be nobody else's business.
     trace = "".join(traceback.format_tb(error.__traceback__)[-TRACE_FRAMES:])
     _log.error("request failed", path=request.url.path, error=repr(error), trace=trace)
-    return _error(500, "Internal", "the node failed to answer", "its log has the details")
+    return refusal(500, document("Internal", "the node failed to answer", "its log has the details"))

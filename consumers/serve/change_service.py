@@ -15,6 +15,7 @@ from headrace.consumers.membership.changes import Outcome
 from headrace.consumers.membership.cluster_report import ClusterReport
 from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
+from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.query_service import RequestInvalid, posted_json
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
@@ -150,15 +151,10 @@ async def _answer(threads: RequestThreads, call: Callable[[], dict[str, Any]]) -
     try:
         return JSONResponse(await threads.run(call))
     except HeadraceError as error:
-        document: dict[str, Any] = {
-            "kind": type(error).__name__,
-            "message": error.message,
-            "action": error.action,
-            "retriable": error.retriable,
-        }
+        document = document_of(error)
         if isinstance(error, NotMetadataLeader):
             document["leader"] = {"node": error.leader, "http": error.http}
-        return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
+        return refusal(_STATUSES.get(type(error), 409), document)
 
 
 _STATUSES: Mapping[type, int] = {RequestInvalid: 400, RequestUnknown: 404, ChangeUnconfirmed: 504}

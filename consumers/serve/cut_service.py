@@ -52,6 +52,7 @@ from headrace.consumers.migration.file_bundle import FILES_MAX, SMALL_BYTES_MAX,
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
+from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.store import SegmentAwaited, SegmentEntry, SegmentGone
 from headrace.schemas.errors import HeadraceError
@@ -280,13 +281,7 @@ async def _answer(call: Callable[[], Response]) -> Response:
     try:
         return await asyncio.to_thread(call)
     except HeadraceError as error:
-        document = {
-            "kind": type(error).__name__,
-            "message": error.message,
-            "action": error.action,
-            "retriable": error.retriable,
-        }
-        return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
+        return refusal(_STATUSES.get(type(error), 409), document_of(error))
 
 
 _STATUSES: Mapping[type, int] = {RequestInvalid: 400, CutAnswerInvalid: 400, FileGone: 404, FileMerged: 404}

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.sync.centres import CentreUnknown
 from headrace.consumers.sync.edge_store import EdgeStore
@@ -138,11 +139,6 @@ def _number(body: Mapping[str, Any], name: str) -> float:
 
 
 def _refusal(error: HeadraceError) -> Response:
-    document = {
-        "kind": type(error).__name__,
-        "message": error.message,
-        "action": error.action,
-        # Each request of a sender may come twice: it asks again where nobody knows what became of a seal.
-        "retriable": error.retriable or isinstance(error, StateUnknown),
-    }
-    return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
+    # Each request of a sender may come twice: it asks again where nobody knows what became of a seal.
+    again = error.retriable or isinstance(error, StateUnknown)
+    return refusal(_STATUSES.get(type(error), 409), document_of(error) | {"retriable": again})

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.consumers.serve.error_documents import document, document_of, refusal
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.request_threads import OPERATION_THREADS, RequestThreads
 from headrace.consumers.serve.snapshots import SnapshotRegistry, SnapshotUnknown
@@ -34,7 +35,7 @@ def admin_routes(node: NodeApi) -> list[Route]:
         try:
             group, version, sealed = query["group"], int(query["version"]), int(query["sealed_version"])
         except (KeyError, ValueError):
-            return JSONResponse({"error": {"kind": "UsageInvalid", "message": "group, version, sealed_version"}}, 400)
+            return refusal(400, document("UsageInvalid", "group, version, sealed_version"))
         read_files = query.get("read_files", "") == "true"
         return await _answer(
             threads, lambda: JSONResponse(node.requests.evidence(group, version, sealed, read_files=read_files))
@@ -46,7 +47,7 @@ def admin_routes(node: NodeApi) -> list[Route]:
     async def accept_gap(request: Request) -> Response:
         group, resume = request.query_params.get("group", ""), request.query_params.get("resume", "")
         if resume and not _is_offset(resume):
-            return JSONResponse({"error": {"kind": "UsageInvalid", "message": "resume is not an offset"}}, 400)
+            return refusal(400, document("UsageInvalid", "resume is not an offset"))
         return await _answer(threads, lambda: JSONResponse(node.accept_gap(group, int(resume) if resume else None)))
 
     async def files(request: Request) -> Response:
@@ -78,7 +79,7 @@ def snapshot_routes(node: NodeApi) -> list[Route]:
         name, path = request.path_params["id"], request.query_params.get("path", "")
         offset = request.query_params.get("offset", "0")
         if not _is_offset(offset):
-            return _refusal("UsageInvalid", "offset is not a whole number", "", 400)
+            return refusal(400, document("UsageInvalid", "offset is not a whole number"))
         return await _answer(threads, lambda: _file_response(node.snapshots, name, path, int(offset)))
 
     async def release(request: Request) -> Response:
@@ -97,13 +98,9 @@ async def _answer(threads: RequestThreads, call: Callable[[], Response]) -> Resp
     try:
         return await threads.run(call)
     except SnapshotUnknown as error:
-        return _refusal("SnapshotUnknown", error.message, error.action, 404)
+        return refusal(404, document_of(error))
     except HeadraceError as error:
-        return _refusal(type(error).__name__, error.message, error.action, 409)
-
-
-def _refusal(kind: str, message: str, action: str, status: int) -> Response:
-    return JSONResponse({"error": {"kind": kind, "message": message, "action": action}}, status)
+        return refusal(409, document_of(error))
 
 
 def _file_response(snapshots: SnapshotRegistry, name: str, path: str, offset: int) -> Response:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.query.query_errors import SlotNotHeld
-from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
+from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.serve.request_threads import LOAD_THREADS, RequestThreads
 from headrace.consumers.serve.sync_loads import SyncLoads
@@ -35,7 +35,7 @@ from headrace.consumers.sync.member_routes import (
     LoadRequest,
     decode_loads,
 )
-from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_changes import GroupKey
 
@@ -165,7 +165,7 @@ async def _load(service: SyncService, request: Request) -> Response:
 
 
 def _answer(answer: bool | HeadraceError) -> dict[str, object]:
-    return {"error": _document(answer)} if isinstance(answer, HeadraceError) else {"repeated": answer}
+    return {"error": document_of(answer)} if isinstance(answer, HeadraceError) else {"repeated": answer}
 
 
 async def _answered(call: Callable[[], Awaitable[Response]]) -> Response:
@@ -173,18 +173,7 @@ async def _answered(call: Callable[[], Awaitable[Response]]) -> Response:
         return await call()
     except HeadraceError as error:
         status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 503)
-        headers = {"connection": "close"} | ({"retry-after": str(RETRY_AFTER_S)} if status == 503 else {})
-        return JSONResponse({"error": _document(error)}, status, headers)
-
-
-def _document(error: HeadraceError) -> dict[str, object]:
-    return {
-        "kind": type(error).__name__,
-        "message": error.message,
-        "action": error.action,
-        "retriable": error.retriable,
-        "state_unknown": isinstance(error, StateUnknown),
-    }
+        return refusal(status, document_of(error), {"connection": "close"})
 
 
 _STATUSES: Mapping[type[HeadraceError], int] = {
