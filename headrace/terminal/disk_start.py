@@ -28,5 +28,5 @@ def disk_start() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        named = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         raise StartDiskFull(f"the start needs space: {named}", action=ACTION) from error
