@@ -17,6 +17,7 @@ from headrace.connectors.formats.interface import FormatOptions
 from headrace.connectors.formats.line_protocol import parse_line_protocol
 from headrace.connectors.formats.lines import lines_of_buffer
 from headrace.schemas.series import parse_series_key
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS
 from headrace.workload import cpu, iot
 from headrace.workload.checksum import checksums, compare
 from headrace.workload.encode import (
@@ -29,6 +30,7 @@ from headrace.workload.encode import (
 from headrace.workload.series import ColumnMissing
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
+TIME = st.integers(ROW_TIME_MIN_NS, ROW_TIME_MAX_NS)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 TAG = st.none() | TEXT | st.sampled_from(["a b", "a,b", "a=b", "a\\", "\\", "a\nb", 'a"b', "ü"])
 FLOAT = st.floats(width=64)
@@ -37,7 +39,7 @@ ROWS = st.lists(
         {
             "host": TAG,
             "a rack": TAG,
-            "time": INT64,
+            "time": TIME,
             "f": st.none() | FLOAT,
             "i": st.none() | INT64,
             "b": st.none() | st.booleans(),
