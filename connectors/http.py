@@ -27,6 +27,7 @@ AS_OF_HEADER = "x-headrace-as-of"
 QUERY_ID_HEADER = "x-headrace-query-id"
 OFFSETS_HEADER = "x-headrace-offsets"
 """The header of an answer to line protocol: what `after` of a query takes, so that its answer has these lines."""
+TOO_LONG = "it took too long"
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
 _BINARY = "application/octet-stream"
@@ -43,6 +44,11 @@ class NodeUnreachable(HeadraceError):
         super().__init__(message, action=action, retriable=retriable)
         self.reason = reason
         self.sent = sent
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the node took the request, and its answer did not come in the time of the caller."""
+        return self.sent and self.reason == TOO_LONG
 
 
 class NodeRefused(HeadraceError):
@@ -254,7 +260,7 @@ def _waiting(connected: socket.socket, timeout_s: float, on_silence: Callable[[]
 
 
 def _unreachable(url: str, error: BaseException, *, sent: bool) -> NodeUnreachable:
-    reason = "it took too long" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", "") or error)
+    reason = TOO_LONG if isinstance(error, TimeoutError) else str(getattr(error, "strerror", "") or error)
     message = f"{url} does not answer: {reason}"
     return NodeUnreachable(message, action="check that the node runs", reason=reason, sent=sent)
 

@@ -105,7 +105,7 @@ def _check_time(question: Question, limit: Deadline, error: HeadraceError) -> No
     if isinstance(error, NodeUnreachable):
         raise QueryTimeout(
             f"the query did not finish within {question.timeout_ms} ms: {error.message}",
-            action=error.action,
+            action=QueryTimeout.after(question.timeout_ms).action if error.is_late else error.action,
             retriable=True,
         ) from error
     raise error

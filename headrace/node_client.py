@@ -18,6 +18,7 @@ from headrace.schemas.errors import HeadraceError
 CONNECT_TIMEOUT_S = 5.0
 # Ten times what a node lets a query take by default: it ends the wait for a node that hangs, never a query.
 ANSWER_TIMEOUT_S = 600.0
+NOBODY_THERE = "is it running there? headrace node run starts one"
 
 
 class NodeAddressInvalid(HeadraceError):
@@ -175,11 +176,14 @@ class NodeClient:
             )
         # The reader of this message types an address, so it names the address and not the route.
         except NodeUnreachable as error:
-            raise NodeUnreachable(
-                f"no node answers at {self.url}: {error.reason}",
-                action="is it running there? headrace node run starts one",
-                reason=error.reason,
-                sent=error.sent,
-            ) from error
+            raise self._silent(error) from error
         except NodeRefused as error:
             raise raised_by_node(self.url, error) from error
+
+    def _silent(self, error: NodeUnreachable) -> NodeUnreachable:
+        message, action = f"no node answers at {self.url}: {error.reason}", NOBODY_THERE
+        if error.is_late:
+            # A node that is gone gives no sign of life, which is another error.
+            message = f"the node at {self.url} has not answered within {self._answer_timeout_s:.3g} s"
+            action = "it may be busy: ask again, or look at its log"
+        return NodeUnreachable(message, action=action, reason=error.reason, sent=error.sent)

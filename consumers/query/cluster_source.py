@@ -19,7 +19,7 @@ from headrace.consumers.query.ended_groups import EndedGroups, Gone, GroupTopics
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
-from headrace.consumers.query.late_groups import LateGroups
+from headrace.consumers.query.late_groups import LateGroups, show_lacking
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.local_source import LocalSource, refusal_of
 from headrace.consumers.query.log_names import GROUP_NAMES, LogNames
@@ -115,7 +115,7 @@ class ClusterSource:
         """The groups that have ended and may have a topic still, by the membership log, in the order of their ends."""
         self._ended.note(ended)
 
-    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0, awaited: dict[str, str] | None = None) -> ReadFence:
         """See TableSource. An older answer is given only by a node that holds every group."""
         deadline = Deadline(timeout_s)
         while True:
@@ -130,8 +130,10 @@ class ClusterSource:
                     continue
                 if deadline.passed() or self._local.state.refusals():
                     raise
-                if not self._late.waits_for(table.version, self._served(table, keys)[2]):
+                lacking = self._served(table, keys)[2]
+                if not self._late.waits_for(table.version, lacking):
                     raise
+                show_lacking(lacking, awaited)
             time.sleep(min(LOOK_PAUSE_S, deadline.left_s()))
 
     def _fence_under(self, table: Placement, keys: Mapping[str, GroupKey], stale_s: float) -> ReadFence:
@@ -187,7 +189,7 @@ class ClusterSource:
         here = {group.key: topic for topic, group in list(self._local.groups.items()) if group.key in keys}
         topics, remote, lacking = list[str](), dict[str, int](), dict[str, str]()
         for name, key in keys.items():
-            refusal = refusal_of(self._local.state, here[name]) if name in here else _absence(name)
+            refusal = refusal_of(self._local.state, here[name]) if name in here else self.remote.absence(key)
             if not refusal:
                 topics.append(here[name])
             elif serving := self.remote.serving(key.group):
@@ -290,15 +292,15 @@ class ClusterSource:
 
         if waited(0.0):
             return
+        behind = self._local.behind(fence.local, fence.after, wanted)
+        reading.timer.awaited.update(behind)
         with reading.waits.outside(BlockedOn.LOG):
             arrived = waited(reading.timer.left_s)
         if not arrived:
             check_time(reading.timer)
-            raise NotCaughtUp(
-                "this node has not received the rows of slots that changed hands in the time of the query",
-                action="retry, or ask another node",
-                retriable=True,
-            )
+            raise NotCaughtUp.with_moved_rows()
+        for name in behind:
+            reading.timer.awaited.pop(name, None)
 
     def _scan(self, fence: ClusterFence, wanted: TableRead, reading: Reading) -> FragmentScans | None:
         """The scans of all groups; None if one of them had not accepted yet what another one had handed over."""
@@ -388,10 +390,6 @@ def _here(reading: Reading) -> Reading:
 def _keys(table: Placement) -> dict[str, GroupKey]:
     """The groups of a slot table by name."""
     return {group_name(key): key for key in (GroupKey(each, table.birth(each)) for each in table.headers)}
-
-
-def _absence(group: str) -> str:
-    return f"group {group}: it is not held here, and no member of it is online and in sync"
 
 
 def _groups(names: Sequence[str]) -> str:

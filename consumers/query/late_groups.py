@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 class LateGroups:
@@ -25,3 +25,13 @@ class LateGroups:
     def waits_for(self, version: int, lacking: Collection[str]) -> bool:
         """Whether all groups that a query of a table lacks are late; also when it lacks none by now."""
         return version <= self._version and self._names.issuperset(lacking)
+
+
+def show_lacking(lacking: Mapping[str, str], awaited: dict[str, str] | None) -> None:
+    """Show in `awaited` what a query lacks now, and nothing else."""
+    if awaited is None:
+        return
+    # Never empty in between: another thread may look at any moment.
+    awaited.update(lacking)
+    for name in awaited.keys() - lacking.keys():
+        del awaited[name]

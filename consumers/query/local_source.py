@@ -87,9 +87,9 @@ class LocalSource:
         self.state = state
         self._catalogue = catalogue
 
-    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0, awaited: dict[str, str] | None = None) -> ReadFence:
         """See TableSource."""
-        del timeout_s
+        del timeout_s, awaited
         try:
             return LocalFence(self.groups, self.state)
         except NotReady:
@@ -219,6 +219,20 @@ class LocalSource:
         waiting = ((group, wanted[group.key]) for group in self._groups_of(fence) if wanted.get(group.key))
         return all(group.wait_for(partial(_has_accepted, group, each), deadline.left_s()) for group, each in waiting)
 
+    def behind(self, fence: LocalFence, after: Mapping[str, int], wanted: Mapping[str, Positions]) -> dict[str, str]:
+        """What `wait` and `wait_accepted` wait for, by group."""
+        found = dict[str, str]()
+        for group in self._groups_of(fence):
+            applied, positions = group.applied, wanted.get(group.key, {})
+            if applied.changes.settled_version < fence.table_version:
+                found[group.key] = f"group {group.name}: slot table {fence.table_version} in its log"
+            elif applied.offset < after.get(group.key, -1):
+                found[group.key] = f"group {group.name}: offset {after[group.key]} of its log"
+            elif not _has_accepted(group, positions):
+                givers = ", ".join(sorted({origin.group for origin in positions}))
+                found[group.key] = f"group {group.name}: what {givers} hands over to it"
+        return found
+
     def _check_table(self, group: Group, fence: ReadFence) -> None:
         version = fence.table_version if isinstance(fence, LocalFence) else 0
         proven = group.decided.proven_version
@@ -240,11 +254,13 @@ class LocalSource:
             former = self.pulled.former_rows(group.name, slots, metadata, wanted.request, reading.left_s)
         if former is not None:
             return open_scan(group, wanted, former)
+        shown = ", ".join(map(str, sorted(slots)[:SLOTS_SHOWN]))
+        more = f" and {len(slots) - SLOTS_SHOWN} more" if len(slots) > SLOTS_SHOWN else ""
+        reading.timer.awaited[group.key] = f"group {group.name}: the data of slots {shown}{more}"
         with reading.waits.outside(BlockedOn.FILE):
             has_arrived = self.pulled.wait_until_pulled(group.name, slots, reading.left_s)
+        reading.timer.awaited.pop(group.key, None)
         if not has_arrived:
-            shown = ", ".join(map(str, sorted(slots)[:SLOTS_SHOWN]))
-            more = f" and {len(slots) - SLOTS_SHOWN} more" if len(slots) > SLOTS_SHOWN else ""
             raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])
         return open_scan(group, wanted)
 

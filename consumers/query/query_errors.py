@@ -75,6 +75,15 @@ class NotCaughtUp(QueryError):
             retriable=True,
         )
 
+    @classmethod
+    def with_moved_rows(cls) -> NotCaughtUp:
+        """The error of a node that did not get what other groups hand over within the time of a query."""
+        return cls(
+            "this node has not received the rows of slots that changed hands in the time of the query",
+            action="retry, or ask another node",
+            retriable=True,
+        )
+
 
 class UnknownLog(QueryError):
     """A query that must contain an offset of a log that the cluster does not have."""

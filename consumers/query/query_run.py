@@ -81,7 +81,11 @@ class QueryRun:
         """The error of a query whose time is over: what it waited for elsewhere, where that never came."""
         reading = None if self._attempt is None or self.output.begun else self._attempt.reading
         beyond = {} if reading is None else self._host.source.beyond(reading)
-        return NotCaughtUp.to(beyond) if beyond else error
+        if beyond:
+            return NotCaughtUp.to(beyond)
+        # A query whose rows are being read computes them.
+        awaited = () if self.output.begun else tuple(self._timer.awaited.values())
+        return QueryTimeout.after(self._timer.timeout_ms, awaited) if awaited else error
 
     def interrupt(self) -> None:
         """End what it does, again and again until it has ended."""
@@ -153,8 +157,11 @@ class QueryRun:
         try:
             return source.fence(stale_s, 0.0)
         except NotReady:
+            awaited = self._timer.awaited
             with turn.outside(BlockedOn.LOG):
-                return source.fence(stale_s, self._timer.left_s)
+                fence = source.fence(stale_s, self._timer.left_s, awaited)
+            awaited.clear()
+            return fence
 
     @property
     def _has_much(self) -> bool:

@@ -19,6 +19,7 @@ class QueryTimer:
     def __init__(self, interrupter: Interrupter, timeout_ms: int) -> None:
         """Begins; `finish` ends it."""
         self.timeout_ms = timeout_ms
+        self.awaited = dict[str, str]()
         self.ends_s = time.monotonic() + timeout_ms / 1000
         self._ends: list[Callable[[], None]] = []
         self._interrupter = interrupter
@@ -144,6 +145,7 @@ class ShortTimer:
 
     def __init__(self, timer: ReadTimer, wait_s: float) -> None:
         self.timeout_ms = timer.timeout_ms
+        self.awaited = timer.awaited
         self.interrupts = timer.interrupts
         self._timer = timer
         self._wait_s = wait_s

@@ -38,6 +38,8 @@ from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import FIGURES, HAND_OVERS, ScanCut, SchemaAhead, error_of, read_scan
 from headrace.consumers.query.table_source import ReadTimer
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import TIME_COLUMN
 
@@ -158,6 +160,19 @@ class RemoteRows:
         """The other members of a group that may answer: online, in sync, in a role, and with an address."""
         return self._serving(self._live(group))
 
+    def absence(self, key: GroupKey) -> str:
+        """Why nobody serves a group that is not here."""
+        found, table = self._live(key.group), self.placement
+        members = table.group(key.group) if key.group in table.headers else ()
+        online = {each.node for each in found}
+        missing = ", ".join(sorted(set(members) - online))
+        counted = f"{len(online)} of {len(members)} are online{missing and f', {missing} not'}"
+        reasons = dict.fromkeys(f"node {each.node}: {each.reason}" for each in found if each.reason)
+        return (
+            f"group {group_name(key)}: it is not held here, and no member of it is online and in sync: "
+            f"{'; '.join([counted, *reasons])}"
+        )
+
     def holders(self, group: str) -> list[Status]:
         """The other nodes that may answer for a group that the slot table need not have any more."""
         return self._serving(self._members.holders(group))
@@ -185,8 +200,10 @@ class RemoteRows:
         while True:
             for member in self._in_order(request):
                 if (found := self._ask(member, request, schema, timer, failures)) is not None:
+                    timer.awaited.pop(request.group, None)
                     return found
             self._check_table(request)
+            timer.awaited[request.group] = f"rows of group {request.group}: {'; '.join(_reasons(failures))}"
             # A member that was just lost, or lags, may be replaced or catch up in a moment.
             if patience.passed() and not self._is_changing(request):
                 self._count(failed=1)
@@ -339,8 +356,12 @@ def no_rows(group: str, failures: Mapping[str, QueryError]) -> GroupUnavailable:
     """The error when no member of a group gave rows, made of the errors of those that were asked."""
     # One that refuses is there and may say why for long. One that is lost comes back, or is replaced.
     is_lost = any(isinstance(error, ScanCut | MemberUnreachable) for error in failures.values())
+    return (ReplicaLost if is_lost else GroupUnavailable).because(group, _reasons(failures))
+
+
+def _reasons(failures: Mapping[str, QueryError]) -> list[str]:
     shown = [f"{node} {_verb(error)}: {error.message}" for node, error in failures.items()]
-    return (ReplicaLost if is_lost else GroupUnavailable).because(group, shown or ["none is online and in sync"])
+    return shown or ["none is online and in sync"]
 
 
 def _verb(error: QueryError) -> str:

@@ -13,6 +13,7 @@ class SharedTimer:
 
     def __init__(self, timer: ReadTimer) -> None:
         self.timeout_ms = timer.timeout_ms
+        self.awaited = timer.awaited
         self._timer = timer
         self._abandoned = False
         self._ends: list[Callable[[], None]] = []

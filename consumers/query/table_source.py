@@ -46,6 +46,8 @@ class ReadTimer(Protocol):
     """The time of one query; see `consumers.query.result_stream.QueryTimer`."""
 
     timeout_ms: int
+    awaited: dict[str, str]
+    """What the query waits for now instead of computing, by group; any thread."""
 
     @property
     def left_s(self) -> float:
@@ -118,11 +120,11 @@ class TableExtent:
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
 
-    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0, awaited: dict[str, str] | None = None) -> ReadFence:
         """Taken before anything else is read.
 
-        It waits for groups that a change of the cluster creates or moves. Raises NotReady while the source does not
-        serve, unless what it has is at most `stale_s` old.
+        It waits for groups that a change of the cluster creates or moves, and shows these in `awaited`, see ReadTimer.
+        Raises NotReady while the source does not serve, unless what it has is at most `stale_s` old.
         """
         ...
 

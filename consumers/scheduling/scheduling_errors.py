@@ -6,9 +6,13 @@ Class names are the `kind` of HTTP answers, so they are part of the protocol bet
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace.schemas.errors import HeadraceError
 
 RETRY_AFTER_S = 1
+REASONS_SHOWN = 3
+"""Reasons that an error names."""
 
 
 class QueryError(HeadraceError):
@@ -54,11 +58,19 @@ class QueryTimeout(QueryError):
     """A query that did not finish within its time."""
 
     @classmethod
-    def after(cls, timeout_ms: int) -> QueryTimeout:
-        """The error of a query whose time limit is over."""
+    def after(cls, timeout_ms: int, awaited: Collection[str] = ()) -> QueryTimeout:
+        """The error of a query whose time limit is over; `awaited` is what it still waited for then."""
+        if not awaited:
+            return cls(
+                f"the query did not finish within {timeout_ms} ms",
+                action="narrow the time range, or give it more time with timeout_ms",
+                retriable=True,
+            )
+        shown, more = list(awaited)[:REASONS_SHOWN], len(awaited) - REASONS_SHOWN
         return cls(
-            f"the query did not finish within {timeout_ms} ms",
-            action="narrow the time range, or give it more time with timeout_ms",
+            f"the query did not finish within {timeout_ms} ms: it waited for {'; '.join(shown)}"
+            f"{f'; and for {more} more' if more > 0 else ''}",
+            action="retry, or ask another node; headrace status of the members shows the cause",
             retriable=True,
         )
 

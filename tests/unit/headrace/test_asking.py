@@ -214,6 +214,18 @@ def test_a_silent_node_cannot_exceed_the_time_of_a_query(stopped: str, monkeypat
     monkeypatch.setattr(_asking, "GRACE_S", 0.1)
     monkeypatch.setattr(patient_socket, "SILENCE_S", LONG_S)
     began_s = time.monotonic()
-    with pytest.raises(QueryTimeout, match=rf"within 200 ms: no node answers at {stopped}"):
+    with pytest.raises(QueryTimeout, match=rf"within 200 ms: the node at {stopped} has not answered") as raised:
         asked(stopped, timeout_ms=200)
     assert time.monotonic() - began_s < LONG_S
+    # Nobody knows that it does not run.
+    assert "running" not in str(raised.value)
+    assert "timeout_ms" in raised.value.action
+
+
+def test_a_node_that_nobody_runs_is_not_late() -> None:
+    """Where nobody takes the connection the question is whether a node runs there."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with pytest.raises(QueryTimeout, match=f"no node answers at {url}") as raised:
+        asked(url, timeout_ms=100)
+    assert "is it running there" in raised.value.action

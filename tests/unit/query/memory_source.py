@@ -71,7 +71,7 @@ class MemorySource:
     confirmed: dict[str, int] = field(default_factory=dict)
     waited: list[dict[str, int]] = field(default_factory=list)
 
-    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> MemoryFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0, awaited: dict[str, str] | None = None) -> MemoryFence:
         """Refuses while there are `reasons`, unless what it has is as new as is allowed."""
         if not self.reasons:
             return MemoryFence(self, dict(self.confirmed))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.late_groups import LateGroups
-from headrace.consumers.query.query_errors import GroupUnavailable, NotReady, SlotNotHeld, SlotsMoved
+from headrace.consumers.query.query_errors import GroupUnavailable, NotReady, QueryTimeout, SlotNotHeld, SlotsMoved
 from headrace.consumers.query.query_timer import QueryTimer
+from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.schemas.records import Status
+from tests.unit.query.cluster_of_stores import cluster_of_stores
+from tests.unit.query.random_statements import BEGIN_NS
+from tests.unit.query.random_statements import SCHEMA as CPU
 from tests.unit.query.test_remote_rows import REQUEST, SCHEMA, Here, Members, batch, cluster, status, timer
 
 __all__ = ["timer"]
@@ -46,6 +52,17 @@ class Coming(Members):
         return [status("a")]
 
 
+class Lost(Members):
+    """All members are in sync but those of one group, which are offline."""
+
+    def __init__(self, group: str, live: Callable[[str, Iterable[str]], list[Status]]) -> None:
+        super().__init__()
+        self.lost, self.others = group, live
+
+    def live(self, group: str, members: Iterable[str]) -> list[Status]:
+        return [] if group == self.lost else self.others(group, members)
+
+
 def test_a_query_waits_for_a_group_that_a_change_creates() -> None:
     """Nobody leads it yet when its table counts. The query waits in its own time, and gets no error."""
     here, members = Here(g=""), Coming(looks=5)
@@ -64,6 +81,57 @@ def test_a_query_without_time_gets_the_reason() -> None:
         with pytest.raises(NotReady, match="group h: it is not held here") as raised:
             source.fence(timeout_s=0.05)
         assert raised.value.retriable
+
+
+def test_what_a_query_waits_for_is_shown() -> None:
+    """While it waits, with the members that are missing; a group that has come is shown no longer."""
+    here, members = Here(g=""), Coming(looks=10**9)
+    awaited = {"f": "group f: gone since"}
+    with cluster(here, members) as source:
+        source.use_table(Table(2, ("g", "h")))
+        with pytest.raises(NotReady):
+            source.fence(timeout_s=0.05, awaited=awaited)
+    assert {"h"} == awaited.keys()
+    assert awaited["h"].endswith("no member of it is online and in sync: 0 of 1 are online, a not")
+
+
+def test_a_query_that_waited_all_its_time_names_the_group(tmp_path: Path) -> None:
+    """Its members are lost before it has served once: the error has the group and its members, and no advice on SQL."""
+    with cluster_of_stores(tmp_path, CPU) as stores:
+        stores.write([({"host": "a"}, BEGIN_NS, {"n": 1})])
+        source: Any = stores.engines["n0"].source
+        source.use_table(replace(stores.ring, version=2))
+        live = stores.ring.live
+        stores.remotes["n0"]._members = Lost("n1", live)  # type: ignore[attr-defined, arg-type]
+        with pytest.raises(QueryTimeout) as raised:
+            stores.ask("n0", "SELECT count(*) FROM tsbs.cpu", timeout_ms=400)
+    assert "within 400 ms: it waited for group n1: it is not held here" in raised.value.message
+    assert "0 of 3 are online, n1, n2, n3 not" in raised.value.message
+    assert "headrace status" in raised.value.action
+
+
+def test_a_scan_that_waits_shows_its_group(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the error of each member that was asked. Nothing is shown once one of them has given its rows."""
+    monkeypatch.setattr(remote_rows, "PATIENCE_S", 60.0)
+    members, seen = Members(a=SlotNotHeld.of("g", "a")), list[str]()
+    fetch = members.fetch
+
+    def comes(*given: object) -> object:
+        seen.extend(timer.awaited.values())
+        if len(members.asked) == 2:
+            members.answers["a"] = 2
+        return fetch(*given)  # type: ignore[arg-type]
+
+    members.fetch = comes  # type: ignore[method-assign, assignment]
+    with members.rows().scan(REQUEST, SCHEMA, SharedTimer(timer)):
+        assert {} == timer.awaited
+    assert {"rows of group g: a failed with SlotNotHeld: node a does not hold group g"} == set(seen)
+
+
+def test_an_error_names_a_few_groups() -> None:
+    """A query may wait for a hundred."""
+    found = QueryTimeout.after(5, [f"group {name}: behind" for name in "abcde"])
+    assert found.message.endswith("it waited for group a: behind; group b: behind; group c: behind; and for 2 more")
 
 
 def test_no_query_waits_for_a_group_that_has_served_under_its_table() -> None:
