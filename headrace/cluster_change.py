@@ -36,6 +36,7 @@ CHANGE_PATH = "/api/v1/cluster/change"
 ENDED = (Phase.DONE, Phase.CANCELLED)
 START_NODES = "start the nodes that are down; headrace cluster show names them"
 CAUSE_CHARACTERS_MAX = 120
+NEXT_STEPS = "see headrace cluster show; headrace cluster cancel ends it before its table counts"
 
 
 def first_cause(causes: Sequence[str]) -> str:
@@ -177,7 +178,7 @@ class ClusterChanges:
                 causes = first_cause(shown.get("waiting_for", ())) or "its first record"
                 raise ChangeUnfinished(
                     f"the change is in phase {shown.get('phase', 'unknown')} after {timeout_s:g} s; it waits for {causes}",
-                    action="it continues: see headrace cluster show",
+                    action=f"it continues: {NEXT_STEPS}",
                 )
             self._look()
 

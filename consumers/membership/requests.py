@@ -195,11 +195,11 @@ def _check_idle(state: MembershipState, nodes: NodesView) -> None:
         waiting = ", ".join(change.groups_waiting)
         raise ChangeRunning(
             f"a change is running: {named}, phase {change.phase}" + (f", groups {waiting} are due" if waiting else ""),
-            action="wait for its end",
+            action="wait for its end: headrace cluster show has its progress, headrace cluster cancel ends it",
         )
     raise MigrationUnfinished(
         f"the migration of the last change ({named}) has not ended: {_left(change)}",
-        action=_wait_advice(change, nodes, "wait for its end"),
+        action=_wait_advice(change, nodes, "wait for its end: see headrace cluster show"),
         retriable=True,
     )
 

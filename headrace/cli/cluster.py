@@ -242,7 +242,7 @@ def _planned(session: ClusterSession, report: ClusterReport, options: ChangeOpti
 
 def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) -> None:
     """Send the request, and follow the change with a line a phase, or a bar on a terminal."""
-    from headrace.cluster_change import ANSWER_TIMEOUT_S, ChangeResult, ClusterChanges
+    from headrace.cluster_change import ANSWER_TIMEOUT_S, NEXT_STEPS, ChangeResult, ClusterChanges
     from headrace.consumers.membership.requests import NothingToMove
     from headrace.consumers.membership.running_change import Phase
 
@@ -252,6 +252,7 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
     if options.rate:
         request["rate"] = options.rate
     with closing(ClusterChanges(session.log, session.topics)) as changes:
+        output.left_running = f"the change may have begun: {NEXT_STEPS}"
         try:
             answer_s = min(ANSWER_TIMEOUT_S, options.timeout_s or ANSWER_TIMEOUT_S)
             outcome = changes.begin(request, answer_s, on_wait=remark(output))
@@ -263,10 +264,12 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
         if options.no_wait:
             output.result(begun, f"change {outcome.number} to table {outcome.version} has begun")
             return
+        output.left_running = f"the change continues: {NEXT_STEPS}"
         with output.progress("moving", None, "slots") as advance:
             view = ProgressView(output, advance)
             result = changes.follow(request["id"], view.show, options.timeout_s)
             view.end(result.slots_moved)
+        output.left_running = ""
     document = result.document()
     named = f"{options.kind} {options.node}".strip()
     moved = f"{result.slots_moved:,} slots moved, about {_size(result.bytes_moved)}, in {result.seconds:.1f} s"

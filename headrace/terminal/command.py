@@ -49,13 +49,14 @@ def run_command(json_output: bool = False, *, log_level: str = "warning", patien
     the setting `log.level` is given. `patient`: Ctrl-C only raises KeyboardInterrupt, for a body that stops
     processes or handles signals itself. Others end soon after it, whatever they wait for.
     """
-    report = _interruption_report(json_output)
+    output = Output(json_output)
+    report = _interruption_report(output)
     with prompt_interruption(report, EXIT_INTERRUPTED):
         if patient:
             be_patient()
         try:
             configure_logging(_log_level(log_level), json_output=json_output)
-            yield Output(json_output)
+            yield output
         except HeadraceError as error:
             print_error(error, json_output=json_output)
             raise typer.Exit(exit_code_of(error)) from None
@@ -78,17 +79,17 @@ def exit_code_of(error: HeadraceError) -> int:
     return int(getattr(error, "exit_code", EXIT_FAILED))
 
 
-def _interruption_report(json_output: bool) -> Callable[[], None]:
+def _interruption_report(output: Output) -> Callable[[], None]:
     """Reports an interruption, at the first call only."""
     due = threading.Lock()
 
     def report() -> None:
         if not due.acquire(blocking=False):
             return
-        if json_output:
-            print_error(Interrupted("interrupted"), json_output=True)
+        if output.json_output:
+            print_error(Interrupted("interrupted", action=output.left_running), json_output=True)
         else:
-            sys.stderr.write("interrupted\n")
+            sys.stderr.write("\n".join(filter(None, ("interrupted", output.left_running))) + "\n")
 
     return report
 

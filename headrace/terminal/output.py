@@ -35,6 +35,8 @@ class Output:
 
     def __init__(self, json_output: bool = False) -> None:
         self.json_output = json_output
+        self.left_running = ""
+        """What continues when Ctrl-C ends the command now, and what to do about it."""
 
     def result(self, document: Mapping[str, Any], text: str | Callable[[], None] | None = None) -> None:
         """The result of a command: `document` as JSON, or for people `text` (or whatever calling it prints)."""

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from headrace import _member_views, cluster_change
 from headrace.cli import cluster
+from headrace.cli.change_display import ProgressView
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
 from headrace.cluster_change import ClusterChanges
@@ -208,6 +209,8 @@ def test_a_change_is_begun_and_cancelled(running: Cluster) -> None:
     begun = document("add", "n4", "--no-wait")
     assert {"change": 1, "version": 2, "phase": "pre"} == {key: begun[key] for key in ("change", "version", "phase")}
     assert (1, "ChangeRunning") == error("remove", "n2")
+    advice = invoke("remove", "n2").stderr
+    assert "headrace cluster show has its progress, headrace cluster cancel ends it" in advice
     assert {"phase": "cancelled"} == document("cancel")
     shown = document("show")
     assert (1, None) == (shown["version"], shown["change"])
@@ -229,12 +232,43 @@ def test_a_follower_learns_that_its_change_was_cancelled(running: Cluster) -> No
     thread.join()
 
 
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_ctrl_c_shows_that_a_change_continues(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    """The command ends with its code, and the change does not: it is shown, and what ends it."""
+    running.carries_out = set()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressView, "show", interrupted)
+    done = invoke("add", "n4", *option)
+    assert 130 == done.exit_code
+    advice = json.loads(done.stderr)["error"]["action"] if option else done.stderr.split("interrupted\n")[1]
+    assert "the change continues: see headrace cluster show; headrace cluster cancel ends it" in advice
+    assert {"phase": "cancelled"} == document("cancel")
+
+
+def test_ctrl_c_before_the_answer_of_the_cluster(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request may be in the log by then."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClusterChanges, "begin", interrupted)
+    done = invoke("add", "n4")
+    assert 130 == done.exit_code
+    assert "the change may have begun: see headrace cluster show" in done.stderr
+
+
 def test_a_change_that_lasts_longer_than_the_command(running: Cluster) -> None:
     """Its state is unknown, the message names where it is, and it ends later. Then it is too late to cancel it."""
     running.carries_out = {Phase.PRE}
     done = invoke("add", "n4", "--timeout", "2")
     assert done.exit_code != 0
     assert "the change is in phase" in done.stderr
+    assert "it continues: see headrace cluster show; headrace cluster cancel ends it" in done.stderr
     eventually(lambda: document("show")["version"] == 2, "the new table")
     assert (1, "CancelTooLate") == error("cancel")
     assert (1, "MigrationUnfinished") == error("remove", "n3")
