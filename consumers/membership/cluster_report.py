@@ -21,6 +21,8 @@ from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.records import Role, Status
 
 UNKNOWN = -1
+CURABLE = ("offline", "is full", "no space", "refused", "denied", "cannot be written", "journal:")
+"""Words of causes that last until an operator ends them."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -177,15 +179,16 @@ class ClusterReport:
 
     def _waiting_for(self, change: RunningChange) -> Sequence[str]:
         if change.groups_waiting:
-            return [f"group {header}{self._unfit(change, header)}" for header in change.groups_waiting]
-        if not change.formal:
+            causes = [(f"group {header}", self._unfit(change, header)) for header in change.groups_waiting]
+        elif not change.formal:
             return ["leader of the metadata group"]
-        # A line with room for one cause names what does not end by itself.
-        waiting = sorted(change.members_waiting(), key=lambda each: each[1] in self._online)
-        return [
-            f"node {member}: {count} slots of group {header}{self._reason(header, member)}"
-            for header, member, count in waiting
-        ]
+        else:
+            causes = [
+                (f"node {member}: {count} slots of group {header}", self._reason(header, member))
+                for header, member, count in change.members_waiting()
+            ]
+        # A line with room for one of them names what does not end by itself.
+        return [named + cause for named, cause in sorted(causes, key=lambda each: _urgency(each[1]))]
 
     def _unfit(self, change: RunningChange, header: str) -> str:
         """A member that keeps a group from its new members, such as one with a full disk, behind a colon."""
@@ -193,7 +196,7 @@ class ClusterReport:
         if offline := [member for member in new if member not in self._online]:
             return f": node {offline[0]} is offline"
         unfit = (each for each in self._members(header) if each.reason and not each.eligible)
-        return next((f": node {each.node}, {each.reason}" for each in unfit), "")
+        return min((f": node {each.node}, {each.reason}" for each in unfit), key=_urgency, default="")
 
     def _reason(self, header: str, member: str) -> str:
         """That a member is offline, or what it names as the cause, behind a comma; empty when it names none."""
@@ -201,6 +204,15 @@ class ClusterReport:
             return ", it is offline"
         found = next((each.reason for each in self._members(header) if each.node == member), "")
         return f", {found}" if found else ""
+
+
+def _urgency(cause: str) -> int:
+    """The order of causes: members that are offline, then what lasts, what ends by itself, and none."""
+    if cause.endswith("is offline"):
+        return 0
+    if any(word in cause.lower() for word in CURABLE):
+        return 1
+    return 2 if cause else 3
 
 
 def _marked(slots: int, total: int) -> npt.NDArray[np.bool_]:

@@ -174,7 +174,9 @@ class Readiness:
         # The most final cause first: one that other causes follow from is what an operator must act on.
         health = self._groups[topic].health
         if health.reason and not (self._lost_tables and health.state in (State.AWAITING, State.DEFERRED)):
-            return health.reason
+            # A merge waits for files that come. Why they do not is what ends it.
+            cause = self.pulling_reason(self._groups[topic].name) if health.state is State.DEFERRED else ""
+            return f"{cause}; {health.reason}" if cause else health.reason
         if self._lost_tables:
             return self._lost_tables
         if self._log_consumer.journal_fault:

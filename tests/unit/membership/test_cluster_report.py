@@ -54,6 +54,34 @@ def test_a_group_names_the_member_that_keeps_it_from_the_new_ones() -> None:
     assert ["group n1: node n4, journal: no space"] == waiting_for()
 
 
+def test_what_an_operator_can_end_is_named_first() -> None:
+    """Of groups, and of the members of one. Behind it come causes that end by themselves, and groups without any."""
+    base = SlotTable.create(("n1", "n2", "n3"), 2, 12)
+    change = RunningChange(1, "r", ChangeKind.ADD, "n4", "s", base, base.add_node("n4"))
+    detector, state = FailureDetector(), MembershipState(records=1, table=base, changes=1, change=change)
+    group = next(each for each in base.headers if "n4" in change.pre_members(each))
+    first, second = (each for each in base.headers if each != group)
+
+    def waiting_for() -> list[str]:
+        found: list[str] = ClusterReport(state, detector).cluster()["change"]["waiting_for"]
+        return found
+
+    def observe(header: str, node: str, reason: str) -> None:
+        detector.observe(1_000, replace(STATUS, group=header, node=node, eligible=False, reason=reason))
+
+    observe(second, second, "compaction at version 365 waits for 12ab")
+    offline = f"group {group}: node n4 is offline"
+    assert offline == waiting_for()[0]
+    detector.observe_presence(1_000, Presence("n4", "run", "s", "", 2, 12, False, 0, 0, True))
+    slow = f"group {second}: node {second}, compaction at version 365 waits for 12ab"
+    assert slow == waiting_for()[0]
+    members = base.group(first)
+    observe(first, members[0], "recovering: 3 of 9 MB")
+    observe(first, members[1], "the disk is full: no space left")
+    assert f"group {first}: node {members[1]}, the disk is full: no space left" == waiting_for()[0]
+    assert slow == waiting_for()[1]
+
+
 def test_the_time_left_follows_from_the_bytes_that_members_have() -> None:
     """Unknown before the first of them, then from the time since the table counts. It is of bytes, and not of slots."""
     base = SlotTable.create(("n1", "n2", "n3"), 2, 12)

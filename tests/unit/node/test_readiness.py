@@ -12,6 +12,7 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.group_health import State
 from headrace.schemas.presence import Presence
 from tests.unit.statuses import STATUS
 
@@ -65,6 +66,21 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     assert ["joining", "its files are wrong"] == readiness.refusals()
     consumer.journal_fault = "no space left"
     assert ["joining", "journal: no space left"] == readiness.refusals()
+
+
+def test_a_merge_that_waits_for_files_names_why_they_do_not_come() -> None:
+    """The merge follows from a full disk, which is what an operator must look at; without a cause it is named alone."""
+    merge = "compaction at version 365 waits for 12ab"
+    group: Any = SimpleNamespace(name="g", health=SimpleNamespace(reason=merge, state=State.DEFERRED))
+    heartbeat: Any = SimpleNamespace(incarnation="i")
+    identity: Any = SimpleNamespace(node="n1")
+    consumer: Any = SimpleNamespace(position=lambda _topic: 0)
+    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
+    assert merge == readiness.reason(TOPIC)
+    readiness.pulling_reason = {"g": "the disk is full"}.__getitem__
+    assert f"the disk is full; {merge}" == readiness.reason(TOPIC)
+    group.health = SimpleNamespace(reason="its files are wrong", state=State.WRONG)
+    assert "its files are wrong" == readiness.reason(TOPIC)
 
 
 def test_a_node_that_lost_the_membership_log_is_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
