@@ -76,7 +76,9 @@ class LocalFence:
         try:
             self._check(stays)
         except GroupNotHere as error:
-            raise AnswerStale.because(error.message) from error
+            left = AnswerStale.because(error.message)
+            left.is_planned = True
+            raise left from error
 
     def _check(self, stays: Mapping[str, Group]) -> None:
         reasons = [*self._state.refusals()] or [reason for topic in stays if (reason := self._state.refusal(topic))]

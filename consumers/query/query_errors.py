@@ -17,6 +17,7 @@ from headrace.consumers.scheduling.scheduling_errors import QueryTimeout as Quer
 from headrace.consumers.scheduling.scheduling_errors import QueryTooLarge as QueryTooLarge
 from headrace.consumers.scheduling.scheduling_errors import QueryUnknown as QueryUnknown
 from headrace.consumers.scheduling.scheduling_errors import TooManyQueries as TooManyQueries
+from headrace.schemas.errors import HeadraceError
 
 
 class NotReadOnly(QueryError):
@@ -52,6 +53,9 @@ class NotReady(QueryError):
 class AnswerStale(QueryError):
     """The node stopped serving while the query ran, or replaced the data that it read: the rows may be outdated."""
 
+    is_planned = False
+    """Whether a change of the cluster has taken the data from the node, and nothing is at fault."""
+
     @classmethod
     def because(cls, reason: str) -> AnswerStale:
         """The error of a query during which the node stopped serving for a reason."""
@@ -60,6 +64,11 @@ class AnswerStale(QueryError):
             action="retry, or ask another node",
             retriable=True,
         )
+
+
+def is_of_change(error: HeadraceError) -> bool:
+    """Whether a faultless change of the cluster ended a query: it is planned again, or another node is asked."""
+    return isinstance(error, SlotNotHeld) or (isinstance(error, AnswerStale) and error.is_planned)
 
 
 class NotCaughtUp(QueryError):

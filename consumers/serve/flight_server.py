@@ -18,7 +18,7 @@ import pyarrow.flight as flight
 import structlog
 
 from headrace.consumers.query.engine import QueryEngine
-from headrace.consumers.query.query_errors import QueryError
+from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.serve.connection_cut import cut_connections
 from headrace.consumers.serve.flight_calls import OpenCall, OpenCalls
@@ -224,7 +224,8 @@ class _Batches(Iterator[object]):
             batch = next(self._batches, None)
         except QueryError as error:
             cause = self._call.error(error)
-            _log.warning("answer cut short", kind=cause.kind, message=cause.message, rows=self._result.rows)
+            log = _log.info if is_of_change(cause) else _log.warning
+            log("answer cut short", kind=cause.kind, message=cause.message, rows=self._result.rows)
             raise cause from error
         if batch is None:
             return None

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
 from headrace.consumers.query.engine import PendingQuery, QueryEngine
 from headrace.consumers.query.parameters import problem_of
-from headrace.consumers.query.query_errors import QueryError
+from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.result_formats import MEDIA_TYPES, Chunk, encode
 from headrace.consumers.query.result_stream import ResultStream
@@ -154,7 +154,8 @@ class QueryService:
             while chunk := await loop.run_in_executor(self._threads, next, query.chunks, b""):
                 yield chunk
         except QueryError as error:
-            _log.warning("answer cut short", kind=error.kind, message=error.message, rows=query.result.rows)
+            log = _log.info if is_of_change(error) else _log.warning
+            log("answer cut short", kind=error.kind, message=error.message, rows=query.result.rows)
             raise
         finally:
             # Closing may wait for a batch that is being computed; the event loop must not.

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.query_errors import is_of_change
 from headrace.consumers.query.running_scan import RunningScan
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import MEDIA_TYPE, ScanEncoder
@@ -71,7 +72,9 @@ class ScanService:
                 yield await loop.run_in_executor(self._threads, encoder.rows, batch)
             yield encoder.end(scan.hand_overs.document(), scan.figures())
         except HeadraceError as error:
-            _log.warning("scan ended early", group=request.group, kind=type(error).__name__, message=error.message)
+            # A query that meets the switch of a table is planned again.
+            log = _log.info if is_of_change(error) else _log.warning
+            log("scan ended early", group=request.group, kind=type(error).__name__, message=error.message)
             yield encoder.failed(error)
         finally:
             # Closing may wait for a batch that is being computed; the event loop must not.

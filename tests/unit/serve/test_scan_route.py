@@ -12,10 +12,13 @@ from typing import Any, cast
 import httpx
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.consumers.query.hand_overs import HandOvers
-from headrace.consumers.query.query_errors import QueryCancelled
+from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.query_errors import AnswerStale, QueryCancelled, QueryError, SlotsMoved
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
+from headrace.consumers.replication.group_registry import ByTopic
 from headrace.consumers.serve import scan_service
 from headrace.consumers.serve.query_service import BODY_BYTES_MAX
 from headrace.consumers.serve.scan_service import ScanService
@@ -95,3 +98,45 @@ def test_an_asker_that_leaves_ends_its_scan_without_a_trace(monkeypatch: pytest.
     gc.collect()
     assert scan.closed.is_set()
     assert [] == complaints
+
+
+def stale_answer(*, is_removed: bool) -> QueryError:
+    """The error of an answer whose group has left the node, or whose node was stopped."""
+    group: Any = SimpleNamespace(name="g", key="g", refusal="", health=SimpleNamespace(leaves_sound=False))
+    groups, state = ByTopic({"t": group}), SimpleNamespace(fencings=0, confirmed_offset=lambda _topic: 0)
+    state.refusals, state.refusal = list, lambda topic: groups[topic].refusal
+    fence = LocalFence(groups, cast(Any, state))
+    if is_removed:
+        groups.clear()
+    else:
+        state.fencings = 1
+    with pytest.raises(AnswerStale) as raised:
+        fence.check()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (SlotsMoved.to("g", 3, 2), "info"),
+        (stale_answer(is_removed=True), "info"),
+        (stale_answer(is_removed=False), "warning"),
+        (QueryCancelled("the asker is gone"), "warning"),
+    ],
+)
+def test_a_faultless_change_warns_nobody(error: QueryError, level: str) -> None:
+    """A scan that meets the switch of a table is planned again. What nobody has planned stays a warning."""
+
+    def fails() -> None:
+        raise error
+
+    scan = SimpleNamespace(schema=ScanThatIsCancelled.schema, next=fails, close=lambda: None)
+    service = ScanService(cast(Any, SimpleNamespace(scans_max=1)))
+
+    async def read() -> None:
+        async for _ in service._stream(cast(Any, scan), RemoteScanRequest.parse(REQUEST)):
+            pass
+
+    with capture_logs() as logs:
+        asyncio.run(read())
+    assert [("scan ended early", level)] == [(each["event"], each["log_level"]) for each in logs]
