@@ -148,7 +148,8 @@ class ClusterChanges:
                 return outcome
             if deadline.passed():
                 raise problem or ChangeUnconfirmed(
-                    f"the cancellation of change {change.number} was not read back", action="send it again"
+                    f"the cancellation of the change to table {change.table.version} was not read back",
+                    action="send it again",
                 )
 
     def follow(
@@ -168,7 +169,9 @@ class ClusterChanges:
             if outcome is not None and outcome.phase in ENDED:
                 seconds = time.monotonic() - began_s
                 if outcome.phase is Phase.CANCELLED:
-                    raise ChangeCancelled(f"change {outcome.number} was cancelled", action="see headrace cluster show")
+                    raise ChangeCancelled(
+                        f"change to table {outcome.version} was cancelled", action="see headrace cluster show"
+                    )
                 table = self.state.table
                 if table is not None and table.version == outcome.version:
                     # Also of a change that was done between two looks.

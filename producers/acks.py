@@ -105,7 +105,8 @@ class Quorum:
         )
         unreadable = f" (status not readable: {self._watch.error})" if self._watch.error else ""
         raise QuorumTimeout(
-            f"{rows:,} {unit} are in the log but were not confirmed by {self.copies} members within {self._timeout_ms} ms: "
+            f"{rows:,} {unit} are in the log but were not confirmed by {self.copies} members within {self._timeout_ms} ms "
+            f"after that: "
             f"{described}{unreadable}",
             rows=rows,
             lagging=lagging,

@@ -10,6 +10,9 @@ from headrace.consumers.migration.pull import Pull
 from headrace.consumers.migration.slot_pull import PullState
 from headrace.schemas.group_changes import GroupKey
 
+REASONS_SHOWN = 3
+"""Pairs that a status names: a new group takes slots from every other one."""
+
 
 class FetchCounts(Protocol):
     """What was fetched since the node started; see FilePuller."""
@@ -59,8 +62,14 @@ def figures_of(
         bytes_per_second=bytes_per_second,
         files=counts.files,
         errors=counts.errors,
-        reasons={group: "; ".join(texts) for group, texts in reasons.items()},
+        reasons={group: _bounded(texts) for group, texts in reasons.items()},
     )
+
+
+def _bounded(texts: Sequence[str]) -> str:
+    """A few of them: first those that have a cause, which is behind their semicolon."""
+    shown, more = sorted(texts, key=lambda text: "; " not in text)[:REASONS_SHOWN], len(texts) - REASONS_SHOWN
+    return "; ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def _reason(pull: Pull, fault: str) -> str:

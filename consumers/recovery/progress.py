@@ -68,6 +68,8 @@ class LogProgress:
         # jump.
         now = self._clock.monotonic_s()
         rate = max(0, offset - self._from) / max(0.001, now - self._begun_s)
+        # The end is looked up now and then, and the log grows: a position beyond it is at the end.
+        offset = min(offset, end)
         return Progress(
             way="log",
             offsets_done=offset,
@@ -82,7 +84,7 @@ class LogProgress:
         now = self.progress(offset, end)
         stalled = f"no progress for {now.still_s:.0f} s: " if now.still_s >= STALL_S else ""
         left = f", {now.per_second:.0f} offsets/s, {now.seconds_left:.0f} s left" if now.seconds_left >= 0 else ""
-        return f"{stalled}recovering: read up to offset {offset} of {end}{left}"
+        return f"{stalled}recovering: read up to offset {now.offsets_done} of {end}{left}"
 
 
 class Recovery:

@@ -197,7 +197,7 @@ def cancel(
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
         with closing(ClusterChanges(session.log, session.topics)) as changes:
             outcome = changes.cancel()
-        output.result({"phase": str(outcome.phase)}, f"change {outcome.number} is {outcome.phase}")
+        output.result({"phase": str(outcome.phase)}, f"change to table {outcome.version} is {outcome.phase}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: S
         name: dict(sorted(members.items())) for name, members in raised.value.lagging.items()
     }
     assert 1 == raised.value.rows
-    assert "1 rows are in the log but were not confirmed by 2 members within 300 ms" in raised.value.message
+    assert (
+        "1 rows are in the log but were not confirmed by 2 members within 300 ms after that: " in raised.value.message
+    )
 
 
 def test_a_member_of_a_newer_build_is_named_as_one(scene: Scene) -> None:

@@ -262,6 +262,13 @@ def test_ctrl_c_before_the_answer_of_the_cluster(running: Cluster, monkeypatch: 
     assert "the change may have begun: see headrace cluster show" in done.stderr
 
 
+def test_a_cancellation_names_the_change_as_all_do(running: Cluster) -> None:
+    """By the version of its table, which `cluster show` and the progress have, for both who cancel and who wait."""
+    running.carries_out = set()
+    document("add", "n4", "--no-wait")
+    assert "change to table 2 is cancelled\n" == invoke("cancel").stdout
+
+
 def test_a_change_that_lasts_longer_than_the_command(running: Cluster) -> None:
     """Its state is unknown, the message names where it is, and it ends later. Then it is too late to cancel it."""
     running.carries_out = {Phase.PRE}
