@@ -6,6 +6,7 @@ to find the newest of the rows with equal tags and time.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from headrace.schemas.tables import TIME_COLUMN
 FOOTER_THREADS = 8
 SEGMENTS = "segments"
 _RANK = "__headrace_rank"
+_WILDCARD = re.compile(r"[\\{}\[\]*?]")
 _SPARK_TYPES = {"double": "double", "int64": "bigint", "bool": "boolean", "string": "string", "large_string": "string"}
 
 
@@ -135,7 +137,12 @@ def _read(spark: SparkSession, files: dict[FoundFile, Footer], newest: Footer, *
 
 def _parquet(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     # The directories are no partitions, and a filter of one reader would skip names with an underscore.
-    return spark.read.option("recursiveFileLookup", "true").parquet(*(Path(path).absolute().as_uri() for path in paths))
+    return spark.read.option("recursiveFileLookup", "true").parquet(*map(spark_path, paths))
+
+
+def spark_path(path: str) -> str:
+    """A file of this machine as Spark takes it: a URI that is not encoded, in which a backslash makes wildcards plain."""
+    return "file:" + _WILDCARD.sub(r"\\\g<0>", str(Path(path).absolute()))
 
 
 def _selected(

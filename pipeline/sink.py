@@ -129,7 +129,13 @@ def check_columns(options: WriteOptions, schema: StructType) -> None:
 
 
 def confirm(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
-    """Wait until `quorum` members hold what the tasks of a batch wrote. Raises QuorumTimeout, TopicReplaced."""
+    """Wait until `quorum` members hold what the tasks of a batch wrote. Raises QuorumTimeout, TopicReplaced, RowsRepeat."""
+    if options.makes_table:
+        from headrace.producers.repeated_rows import TimeSample, refuse_repeats
+
+        # A task has seen its own rows alone.
+        samples = (message.written.times for message in messages if isinstance(message, TaskCommit))
+        refuse_repeats(TimeSample.of_all(samples), options.target.name)
     if options.quorum < 2:
         # The tasks have waited for the log.
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.formats.time_rules import check_resolution
@@ -12,7 +13,7 @@ from headrace.pipeline.schema_match import check_table_name, columns_of, matches
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import Quorum, check_quorum
 from headrace.producers.cluster import Cluster
-from headrace.producers.repeated_rows import check_distinct
+from headrace.producers.repeated_rows import TimeSample, check_distinct, refuse_repeats
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.routes import RouteKeeper
 from headrace.producers.sender import FLUSH_TIMEOUT_S, Positions, Sender
@@ -33,9 +34,12 @@ class TimeMissing(HeadraceError):
 
 @dataclass(slots=True)
 class TaskWritten:
-    """What one task wrote: rows, and by group the topic's id and the records."""
+    """What one task wrote: rows, their times if they are of a new table without tags, and by group the topic's id and the
+    records.
+    """
 
     rows: int = 0
+    times: TimeSample = field(default_factory=TimeSample)
     topic_ids: dict[GroupKey, str] = field(default_factory=dict)
     records: dict[GroupKey, WrittenRecords] = field(default_factory=dict)
 
@@ -92,6 +96,9 @@ class SinkTask:
             check_distinct(block, target.name, 'name the tags: option tags="a,b"')
         known = tables.catalogue.newest(target.database, target.table).tags
         rows = normal_rows(block, target.table, {*self._options.tags, *(set(known) & set(block.column_names))})
+        if self._options.makes_table:
+            self._written.times.add(np.asarray(rows.column(TIME_COLUMN)))
+            refuse_repeats(self._written.times, target.name)
         schema, database = self._schema(rows), tables.ensure_database(target.database)
         check_resolution(rows, target.name, schema.resolution)
         table = self._routes.route(FLUSH_TIMEOUT_S).table

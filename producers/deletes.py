@@ -151,7 +151,12 @@ def _exists(cluster: Cluster, group: GroupKey) -> bool:
 
 
 def drop_table(cluster: Cluster, database: str, table: str, settings: WriterSettings | None = None) -> dict[str, int]:
-    """Delete every row of a table, and list it no more while it is empty. Returns and raises as `delete_rows`."""
+    """Delete every row of a table, and list it no more while it is empty. Returns and raises as `delete_rows`.
+
+    Its retention ends: it would remove the rows of a later table of this name.
+    """
+    if known_table(cluster.tables, database, table).retention_ns not in (None, KEEP_FOREVER_NS):
+        set_retention(cluster, database, table, None)
     offsets = delete_rows(cluster, database, table, settings=settings)
     # Behind the deletes: a table that is hidden has lost its rows.
     cluster.tables.drop(database, table)

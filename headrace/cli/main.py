@@ -96,9 +96,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _open_standard_input() -> None:
+    """An empty standard input where there is none, as daemons have it: the next file that is opened would take its place."""
+    if sys.stdin is None:
+        # The lowest number that is free, so it is 0.
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+
+
 def main() -> None:
     """Entry point of the console script."""
     code = 1
+    _open_standard_input()
     try:
         build_app(sys.argv[1:])()
     except SystemExit as ended:

@@ -49,12 +49,12 @@ def set_(
         database, table = table_name(name)
         kept = _kept(keep)
         with connection(output, node, cluster, bootstrap, settings) as connected:
-            connected.schema(database, table)
             if not dry_run:
                 connected.client.set_retention(database, table, kept)
                 seconds = None if kept is None else kept.total_seconds()
                 output.result({"table": name, "retention_s": seconds}, f"{name} keeps its rows: {_shown(kept)}")
                 return
+            connected.schema(database, table)
             # What no slice is older than removes nothing.
             message = Delete(database, table, {}, 0, 0)
             if kept is not None:

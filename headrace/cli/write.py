@@ -90,10 +90,10 @@ def write(
     with run_command(json_output) as output:
         from headrace.settings import load_settings
 
+        _require_file(file)
         name = format_of(file, form)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
         keep_pandas_out()
-        _require_file(file)
         url = named_node(node, cluster, bootstrap, settings)
         flags: dict[str, object] = {"cluster.name": cluster, "cluster.bootstrap": bootstrap}
         flags |= {"write.quorum": quorum, "write.time_resolution": time_resolution}
@@ -105,7 +105,11 @@ def write(
 def _require_file(file: str) -> None:
     # Before Kafka: a misspelt name must not wait for a broker first.
     if file != STANDARD_INPUT and not Path(file).is_file():
-        raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
+        is_directory = Path(file).is_dir()
+        raise UsageInvalid(
+            f"{file}: {'is a directory' if is_directory else 'no such file'}",
+            action="write its files one by one, or all at once with headrace backfill" if is_directory else "",
+        )
 
 
 def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bool) -> FileRules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import ResolutionFixed
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete, Write, decode_message
-from headrace.schemas.tables import TypeClash
+from headrace.schemas.tables import KEEP_FOREVER_NS, TypeClash
 from tests.unit.serve.conftest import TOPICS, FakeNode
 from tests.unit.serve.test_write_routes import written
 
@@ -100,6 +101,16 @@ def test_tables_are_deleted_from_dropped_and_kept_for_a_time(client: Client, nod
     client.drop_table("plant", "pumps")
     assert Delete("plant", "pumps", {}) == bodies(node)[-1]
     assert node.writes.schemas().is_dropped("plant", "pumps")
+
+
+def test_a_dropped_table_has_no_retention(client: Client, node: FakeNode) -> None:
+    """It would remove the rows of a later table of this name, which were acknowledged."""
+    rows = [{"time": T0_NS, "pump": "a", "flow": 1.0}]
+    client.writer("plant", "pumps", tags=["pump"]).write(rows)
+    client.set_retention("plant", "pumps", timedelta(days=1))
+    client.drop_table("plant", "pumps")
+    client.writer("plant", "pumps", tags=["pump"]).write(rows)
+    assert KEEP_FOREVER_NS == node.writes.schemas().newest("plant", "pumps").retention_ns
 
 
 def test_errors_have_the_classes_that_they_have_over_kafka(client: Client, node: FakeNode) -> None:

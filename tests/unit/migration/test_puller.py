@@ -440,11 +440,11 @@ def test_files_of_data_that_is_to_be_replaced_are_not_fetched(moves: Moves, monk
         moves.turns("n4", count=12)
     assert len(n4.target.store.awaited()) > 2
     # 13 s by the clock of the node.
-    assert ["info"] * 2 == [line["log_level"] for line in lines if line["event"] == "file not fetched"]
+    assert [] == [line for line in lines if line["log_level"] == "warning"]
     with capture_logs() as lines:
         moves.turns("n4", count=36)
-    levels = [line["log_level"] for line in lines if line["event"] == "file not fetched"]
-    assert (levels[0], levels[-1]) == ("info", "warning")
+    warnings = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert 1 <= warnings.count("file not fetched") == len(warnings) <= 3
     n4.target.health.mark("other members have merged it")
     asked.clear()
     moves.turns("n4", count=4)

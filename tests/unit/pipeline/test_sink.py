@@ -12,7 +12,7 @@ from pyspark.sql.types import TimestampNTZType as Timestamp
 
 from headrace.connectors.formats.interface import TimeRangeError
 from headrace.pipeline.data_source import HeadraceDataSource
-from headrace.pipeline.sink import SinkRefused, check_columns
+from headrace.pipeline.sink import SinkRefused, TaskCommit, check_columns, confirm
 from headrace.pipeline.sink_task import TimeMissing, blocks
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import QuorumTooLarge
@@ -107,6 +107,17 @@ def test_rows_of_a_new_table_that_would_replace_each_other_are_refused() -> None
         scene.cluster.tables.ensure("db", "new", (), {})
     # Where the table was there, to replace rows is what it is for.
     assert 6 == scene.write([batch], target=new, tags=()).rows
+
+
+def test_tasks_of_a_new_table_whose_rows_replace_each_other_end_with_an_error() -> None:
+    """Each of them has one row of each time, as with a partition for each series: the driver compares them."""
+    scene = new_scene()
+    new = replace(TARGET, table="new")
+    options = WriteOptions(new, makes_table=True)
+    written = [TaskCommit(scene.write([rows(0, 4)], target=new, tags=(), makes_table=True)) for _task in range(2)]
+    confirm(options, [*written[:1]])
+    with pytest.raises(RowsRepeat, match=r"rows for the new table db\.new share a time"):
+        confirm(options, [*written])
 
 
 def test_a_quorum_that_no_group_has_is_refused_before_the_first_row() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
@@ -87,12 +86,6 @@ class FakeNode:
 
     def figures(self) -> NodeFigures:
         return NodeFigures(987_654, {}, 6, 1, {"syncs": 5.0}, {"queue_bytes": 1_024.0})
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> None:
-    """Default logging: earlier commands may have configured a stream that is closed by now."""
-    structlog.reset_defaults()
 
 
 @pytest.fixture

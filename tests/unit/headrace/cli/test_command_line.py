@@ -270,3 +270,14 @@ def test_a_failed_write_of_a_log_line_stops_no_thread(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "stderr", good)
     structlog.get_logger().warning("read this")
     assert "read this" in good.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [("query -f -", "SQL is empty"), ("table drop db.t", "dropping db.t needs a yes")]
+)
+def test_a_closed_standard_input_is_an_empty_one(arguments: str, message: str) -> None:
+    """As a daemon starts a command: no traceback, and no file of ours is taken for the input."""
+    command = f"{sys.executable} -m headrace {arguments} --cluster c --bootstrap 127.0.0.1:1 <&-"
+    ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (2, True, "") == (ended.returncode, message in ended.stderr, ended.stdout)
+    assert "Traceback" not in ended.stderr
