@@ -32,8 +32,8 @@ class RowWriter(Protocol):
         """What was written so far."""
         ...
 
-    def write(self, rows: pa.Table, tags: Collection[str]) -> None:
-        """Write rows; an empty table writes none, but its columns extend the schema."""
+    def write(self, rows: pa.Table, tags: Collection[str] | None) -> None:
+        """Write rows; an empty table writes none, but its columns extend the schema. `tags`: None if none were named."""
         ...
 
     def flush(self) -> dict[str, int]:

@@ -24,6 +24,7 @@ from headrace.producers.writer import (
     WriterClosed,
     WriterSettings,
     Written,
+    check_new_table,
     fields_of,
     normal_rows,
     table_resolution,
@@ -131,12 +132,15 @@ class NodeTableWriter:
         self._rows_max = ROWS_MAX
         self._closed = False
 
-    def write(self, rows: pa.Table, tags: Collection[str]) -> None:
+    def write(self, rows: pa.Table, tags: Collection[str] | None) -> None:
         """See RowWriter. Raises what TableWriter raises, NodeUnreachable, and NodeRefused."""
         with self._lock:
             if self._closed:
                 raise WriterClosed(f"this writer of {self.database}.{self.table} is closed", action="open another one")
-            rows = normal_rows(rows, self.table, tags)
+            rows = normal_rows(rows, self.table, tags or ())
+            if tags is None:
+                check_new_table(self._tables, self.database, self.table, rows)
+            tags = tags or ()
             table_resolution(self._tables, self._settings, self.database, self.table, rows)
             known = self._tables.catalogue.newest(self.database, self.table)
             change = plan_change(known, sorted(tags), fields_of(rows.schema, tags))

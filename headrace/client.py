@@ -37,7 +37,6 @@ from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
 from headrace._parameters import query_parameters
 from headrace.producers.deletes import bound_ns, check_restricted, known_table, no_table
-from headrace.producers.repeated_rows import check_distinct
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -343,9 +342,8 @@ class Writer:
         if rows.num_columns == 0:
             return
         schema = self._client._schema_of(self._writer.database, self._writer.table)
-        if self._tags is None and schema.version == 0:
-            check_distinct(rows, f"{schema.database}.{schema.table}", 'name the tags: tags=["a", "b"]')
-        self._writer.write(rows, {*(self._tags or ()), *(name for name in schema.tags if name in rows.column_names)})
+        known = [name for name in schema.tags if name in rows.column_names]
+        self._writer.write(rows, None if self._tags is None and not known else {*(self._tags or ()), *known})
 
     def flush(self) -> dict[str, int]:
         """Wait for everything written so far; the newest offset in each log, by its topic.

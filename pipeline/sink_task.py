@@ -91,12 +91,11 @@ class SinkTask:
         missing = block.column(TIME_COLUMN).null_count
         if missing:
             raise TimeMissing(f"{missing} rows for {target.name} have no time", action="drop them, or give them one")
-        # As of the plan: another task, or the attempt before, may have made the table since.
-        if self._options.makes_table:
-            check_distinct(block, target.name, 'name the tags: option tags="a,b"')
         known = tables.catalogue.newest(target.database, target.table).tags
         rows = normal_rows(block, target.table, {*self._options.tags, *(set(known) & set(block.column_names))})
+        # As of the plan: another task, or the attempt before, may have made the table since.
         if self._options.makes_table:
+            check_distinct(rows, target.name, 'name the tags: option tags="a,b"')
             self._written.times.add(np.asarray(rows.column(TIME_COLUMN)))
             refuse_repeats(self._written.times, target.name)
         schema, database = self._schema(rows), tables.ensure_database(target.database)

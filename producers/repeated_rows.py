@@ -15,6 +15,7 @@ from headrace.schemas.tables import TIME_COLUMN
 
 SAMPLE_TIMES_MAX = 100_000
 """Times that a task keeps, 8 bytes each, to be compared with those of others."""
+NAME_TAGS = "name the columns that identify a series: tags=a,b; an empty list makes a table without any"
 Hashes = npt.NDArray[np.uint64]
 
 
@@ -24,10 +25,10 @@ class RowsRepeat(HeadraceError):
     exit_code = 3
 
 
-def check_distinct(rows: pa.Table, table: str, action: str) -> None:
-    """Raises RowsRepeat for rows of a new table without tags that share a time; rows without times pass."""
-    times = rows.column(TIME_COLUMN) if TIME_COLUMN in rows.column_names else pa.chunked_array([], pa.int64())
-    repeated = len(times) - times.null_count - pc.count_distinct(times).as_py()
+def check_distinct(rows: pa.Table, table: str, action: str = NAME_TAGS) -> None:
+    """Raises RowsRepeat for rows of a new table without tags that share a time. The rows are normal, see `normal_rows`."""
+    times = rows.column(TIME_COLUMN)
+    repeated = len(times) - pc.count_distinct(times).as_py()
     if repeated:
         raise RowsRepeat(
             f"{repeated:,} of {len(times):,} rows for the new table {table} have the time of another one, and no tags "

@@ -21,6 +21,7 @@ from headrace.connectors.formats.time_rules import check_resolution
 from headrace.connectors.log.topics import Topics
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, Schemas, SlotRouting
+from headrace.producers.repeated_rows import check_distinct
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.routes import RouteKeeper
 from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender, WriteFailed
@@ -124,15 +125,15 @@ class TableWriter:
         self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
         self._closed = False
 
-    def write(self, rows: pa.Table, tags: Collection[str]) -> None:
+    def write(self, rows: pa.Table, tags: Collection[str] | None) -> None:
         """Write rows: the columns `tags`, `time` (timestamps, or integers that are ns UTC; no nulls) and
-        fields.
+        fields. `tags` is None when none were named: rows of a new table that share a time are refused then.
 
         With a quorum of 0 or 1 the rows are queued, and their errors are raised by a later call; with more,
         the call returns when enough members hold them. Waits while the queue is full. An empty table writes
         nothing, but its columns extend the schema.
 
-        Raises FormatError (also for a time finer than the table keeps), SchemaError, TypeClash and RowTooLarge
+        Raises RowsRepeat, FormatError (also for a time finer than the table keeps), SchemaError, TypeClash and RowTooLarge
         before any row of a block of BLOCK_ROWS_MAX is written, and WriteFailed, WriteUnknown and QuorumTimeout,
         which count rows.
         """
@@ -141,7 +142,10 @@ class TableWriter:
             # With a quorum of 0 the caller has declared that it does not care for errors.
             if self._settings.quorum > 0:
                 self._sender.check()
-            rows = normal_rows(rows, self.table, tags)
+            rows = normal_rows(rows, self.table, tags or ())
+            if tags is None:
+                check_new_table(self._cluster.tables, self.database, self.table, rows)
+            tags = tags or ()
             expected = table_resolution(self._cluster.tables, self._settings, self.database, self.table, rows)
             schema, database = self._schema(rows.schema, frozenset(tags))
             if schema.resolution is not expected:
@@ -259,6 +263,15 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
     rows = normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
     check_times(rows)
     return rows
+
+
+def check_new_table(tables: Schemas, database: str, table: str, rows: pa.Table) -> None:
+    """Raises RowsRepeat for normal rows without tags that share a time, if their table is new."""
+    if tables.catalogue.newest(database, table).version == 0:
+        # Another client may have made the table since the catalogue was read.
+        tables.refresh()
+        if tables.catalogue.newest(database, table).version == 0:
+            check_distinct(rows, f"{database}.{table}")
 
 
 def fields_of(columns: pa.Schema, tags: Collection[str]) -> dict[str, FieldType]:

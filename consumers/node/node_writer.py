@@ -20,7 +20,6 @@ from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import bound_ns, delete_rows, drop_table, set_retention
 from headrace.producers.group_writer import GroupWriter, GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
-from headrace.producers.repeated_rows import check_distinct
 from headrace.producers.settings import WriteSettings
 from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
 from headrace.schemas.tables import TIME_COLUMN, Catalogue, TableSchema, TimeResolution
@@ -60,15 +59,9 @@ class NodeWriter:
         self, database: str, table: str, rows: pa.Table, tags: Collection[str] | None, options: WriteOptions
     ) -> WrittenRows:
         """See WriteApi."""
-        cluster = self._open()
-        if tags is None and cluster.tables.catalogue.newest(database, table).version == 0:
-            # Another node may have made the table since the catalogue was read.
-            cluster.tables.refresh()
-            if cluster.tables.catalogue.newest(database, table).version == 0:
-                check_distinct(rows, f"{database}.{table}", "add tags=a,b to the URL, or tags= for none")
-        writer = TableWriter(cluster, database, table, self._writer_settings(options))
+        writer = TableWriter(self._open(), database, table, self._writer_settings(options))
         with writer:
-            writer.write(rows, tags or ())
+            writer.write(rows, tags)
         return WrittenRows(writer.written.rows, writer.written.points, writer.newest())
 
     def delete(

@@ -203,6 +203,23 @@ def test_rows_of_a_new_table_that_share_a_time_need_tags(client: httpx.Client, n
     assert 2 == len(written(node))
 
 
+def test_times_are_compared_once_they_are_known_to_be_times(client: httpx.Client, node: FakeNode) -> None:
+    """Any function of Arrow may end the process on an array that breaks its rules, and a time has many forms."""
+    good = stream_of(pa.table({"time": ["aaaaa", "bbbbb"], "v": [1.0, 2.0]}))
+    offsets, broken = (np.array([0, 5, end], np.int32).tobytes() for end in (10, 1_900_000_000))
+    assert 1 == good.count(offsets)
+    times = pa.array([1_700_000_000_000_000, 1_700_000_000_000_000], pa.timestamp("us"))
+    forms = [times.cast(pa.string()).dictionary_encode(), times.cast(pa.string()), times]
+    for body, kind in [
+        (good.replace(offsets, broken), "ArrayInvalid"),
+        (stream_of(pa.table({"time": pa.nulls(2), "v": [1.0, 2.0]})), "TimeRangeError"),
+        *((stream_of(pa.table({"time": form, "v": [1.0, 2.0]})), "RowsRepeat") for form in forms),
+    ]:
+        refused = client.post("/api/v1/write?database=d&table=t", content=body)
+        assert (400, kind) == (refused.status_code, refused.json()["error"]["kind"])
+    assert [] == written(node)
+
+
 @pytest.mark.parametrize(
     ("url", "content", "named"),
     [
