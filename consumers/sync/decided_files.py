@@ -39,8 +39,13 @@ class DecidedFiles:
         found: dict[bytes, bytes] = {}
         for verdict in verdicts:
             found[_key(verdict.sender, verdict.file)] = str(self._newest(verdict, found)).encode()
-        if found:
-            self._view.put(found, self._view.next)
+        try:
+            if found:
+                self._view.put(found, self._view.next)
+        except BaseException:
+            # The view may have lost its newest verdicts, so they are read again.
+            self._close_reader()
+            raise
 
     def refresh(self) -> None:
         """Read the topic to its end. Raises LogUnavailable, TopicMissing, ViewUnwritable."""

@@ -13,6 +13,7 @@ import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.kafka_group import GroupConsumer, Partition, PartitionEnd, PartitionEvent, PartitionRecord
+from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.chunk_states import ChunkAction, FileState
 from headrace.consumers.sync.decided_files import DecidedFiles
@@ -73,6 +74,7 @@ class Receiver:
         self._shares: dict[int, Share] = {}
         self._held: dict[Partition, int] = {}
         self._polled: list[PartitionEvent] = []
+        self._asked_again_s: dict[Partition, float] = {}
         self._paused: set[Partition] = set()
         self._commit_at_s = 0.0
         self._looks_due = False
@@ -118,6 +120,7 @@ class Receiver:
         self._polled = [event for event in self._polled if event.partition not in partitions]
         for each in partitions:
             self._held.pop(each, None)
+            self._asked_again_s.pop(each, None)
             self._paused.discard(each)
         _log.info("partitions revoked", numbers=sorted({number for _, number in partitions}))
 
@@ -147,17 +150,19 @@ class Receiver:
         if waits:
             self._decisions.wait(POLL_S)
         polled, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
+        # First, whatever becomes of the records: what is decided frees the space that these may wait for.
+        self._take_done()
         try:
             self._take_events([*self._polled, *polled], now_s)
         except HeadraceError:
             self._hold_back(consumer)
             raise
-        self._take_done()
+        finally:
+            if now_s >= self._commit_at_s:
+                self._commit_at_s = now_s + COMMIT_INTERVAL_S
+                self._commit()
         self._ask_again(now_s)
-        self._pause(consumer)
-        if now_s >= self._commit_at_s:
-            self._commit_at_s = now_s + COMMIT_INTERVAL_S
-            self._commit()
+        self._pause(consumer, now_s)
 
     def _wait(self, error: HeadraceError) -> None:
         if not self._disk.note(error):
@@ -223,13 +228,10 @@ class Receiver:
             self._submit(share, file, behind)
 
     def _look(self) -> None:
-        """Read what was decided, once after partitions have come."""
-        while self._looks_due and not self._stopping.is_set():
-            try:
-                self._decided.refresh()
-                self._looks_due = False
-            except HeadraceError as error:
-                self._wait(error)
+        """Read what was decided, once after partitions have come. Raises as `DecidedFiles.refresh`."""
+        if self._looks_due:
+            self._decided.refresh()
+            self._looks_due = False
 
     def _objection(self, manifest: SyncManifest) -> HeadraceError | None:
         """Why a manifest is refused before anything of its file is read."""
@@ -258,7 +260,13 @@ class Receiver:
             # In this order: what is below the end of the chunks now has its manifest below the other end.
             consumer = self._consumer
             assert consumer is not None, "a receiver that does not run"
-            share.await_manifests(consumer.bounds(share.chunk)[1], consumer.bounds(share.manifest)[1])
+            try:
+                share.await_manifests(consumer.bounds(share.chunk)[1], consumer.bounds(share.manifest)[1])
+            except LogUnavailable as error:
+                # That of one partition may be away: it is asked again, and the others are read meanwhile.
+                _log.warning("receiving waits", partition=record.partition[1], error=str(error))
+                self._asked_again_s[record.partition] = self._clock.monotonic_s() + self._settings.retry_s
+                return False
             if not share.is_orphan(record.offset):
                 return False
         self.figures.chunks_ignored += 1
@@ -362,13 +370,13 @@ class Receiver:
                 for file in share.files.silent(now_s):
                     self._resend(file)
 
-    def _pause(self, consumer: GroupConsumer) -> None:
+    def _pause(self, consumer: GroupConsumer, now_s: float) -> None:
         """Read chunks while there is room, and those that wait for something once it is there."""
         # Only what is being loaded frees room by itself. Files in the middle of which nobody reads on never would.
         if self._is_full:
             wanted = {share.chunk for share in self._shares.values()}
         else:
-            wanted = {each for each in self._held if self._disk.fault or self._shares[each[1]].awaits_manifests}
+            wanted = {each for each in self._held if self._disk.fault or self._waits(each, now_s)}
         if paused := wanted - self._paused:
             consumer.pause(paused)
         if resumed := self._paused - wanted:
@@ -377,6 +385,10 @@ class Receiver:
         # What could not be taken is read again. After `resume`, which begins where reading had come to.
         for partition in set(self._held) - wanted:
             consumer.seek(partition, self._held.pop(partition))
+
+    def _waits(self, partition: Partition, now_s: float) -> bool:
+        """Whether a chunk could not be taken yet if it were read again."""
+        return self._shares[partition[1]].awaits_manifests or now_s < self._asked_again_s.get(partition, 0.0)
 
     def _commit(self) -> None:
         due: dict[Partition, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,24 +258,81 @@ def test_names_stay_while_the_disk_takes_no_verdicts(scene: Scene, monkeypatch: 
     assert [Verdict.ACCEPTED] == scene.states()
 
 
-def test_an_error_loses_no_record_that_was_polled_with_it(scene: Scene) -> None:
-    """The consumer does not return them again: the broker that is asked about the manifests does not answer once."""
-    answers, bounds = [LogUnavailable("no answer", retriable=True)], scene.consumer.bounds
+def test_an_error_loses_no_record_that_was_polled_with_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer does not return them again: the view of the verdicts cannot be read once."""
+    errors, number = [ViewUnwritable("no space left", retriable=True)], scene.receiver._decided.number
 
-    def asked(partition: Partition) -> tuple[int, int]:
-        if answers:
-            raise answers.pop()
-        return bounds(partition)
+    def asked(sender: str, file: str) -> int:
+        if errors:
+            raise errors.pop()
+        return number(sender, file)
 
-    scene.consumer.bounds = asked  # type: ignore[method-assign]
-    scene.consumer.slow_manifests = True
+    monkeypatch.setattr(scene.receiver._decided, "number", asked)
     scene.manifest(FILE.body)
     scene.chunks(FILE)
-    with pytest.raises(LogUnavailable):
+    with pytest.raises(ViewUnwritable):
         scene.receiver.turn(scene.consumer)
-    scene.consumer.slow_manifests = False
     scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
     assert (0, 0) == (scene.receiver.figures.resends, scene.receiver.figures.chunks_ignored)
+
+
+def test_a_partition_whose_leader_is_away_holds_up_no_other(scene: Scene) -> None:
+    """A chunk of it waits until the broker answers where its manifests end. No record is lost by that."""
+    chunks, answers, bounds, poll = (TOPICS.sync_chunk, 1), [False], scene.consumer.bounds, scene.consumer.poll
+    scene.receiver.assigned([(TOPICS.sync_manifest, 1), chunks])
+    stray = encode_chunk(SyncChunk(SENDER, 1, 99, 0, b"x"))
+    first: list[PartitionEvent] = [PartitionRecord(chunks, 0, 0, None, stray)]
+
+    def asked(partition: Partition) -> tuple[int, int]:
+        if partition[1] == 1 and not answers[0]:
+            raise LogUnavailable("no leader", retriable=True)
+        return (0, 1) if partition[1] == 1 else bounds(partition)
+
+    def polled(records_max: int, timeout_s: float) -> list[PartitionEvent]:
+        return [*(first.pop() for _ in first[:]), *poll(records_max, timeout_s)]
+
+    scene.consumer.bounds, scene.consumer.poll = asked, polled  # type: ignore[method-assign]
+    scene.receiver.turn(scene.consumer)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
+    assert (0, [FILE.data]) == (scene.consumer.positions[chunks], scene.loader.loaded)
+
+
+def test_what_is_decided_frees_a_disk_that_is_full_of_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that came meanwhile waits for the view, and the view for the bytes of a file that was accepted."""
+    number, may_decide, decide = scene.receiver._decided.number, threading.Event(), scene.loader.decide
+
+    def used() -> bool:
+        return scene.receiver._staged_bytes > 0
+
+    def asked(sender: str, file: str) -> int:
+        if used():
+            raise ViewDiskFull("no space left on device", retriable=True)
+        return number(sender, file)
+
+    def slowly(job: FileJob) -> SyncVerdict | None:
+        may_decide.wait(10)
+        return decide(job)
+
+    monkeypatch.setattr(scene.loader, "decide", slowly)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.receiver.turn(scene.consumer)
+    monkeypatch.setattr(scene.receiver._decided, "number", asked)
+    other = sealed_file({"p2": [(5, 2.0)]}, version=4, chunk_bytes=256)
+    scene.manifest(other.body, 2)
+    scene.chunks(other, 2)
+    with pytest.raises(ViewDiskFull):
+        scene.receiver.turn(scene.consumer)
+    may_decide.set()
+
+    def turned() -> bool:
+        with suppress(ViewDiskFull):
+            scene.receiver.turn(scene.consumer)
+        return scene.states() == [Verdict.ACCEPTED] * 2
+
+    eventually(turned, "both files are accepted", 10.0)
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("no broker"), RuntimeError("a client that failed")])
