@@ -63,8 +63,13 @@ class TableChunk:
 
     def kinds(self) -> dict[str, FieldType]:
         """The type of each field."""
-        kinds = {name: FieldType.of_arrow(values.type) for name, values in self.fields.items()}
-        return {name: kind for name, kind in kinds.items() if kind is not None}
+        return {name: _kind_of(values) for name, values in self.fields.items()}
+
+
+def _kind_of(values: pa.Array) -> FieldType:
+    kind = FieldType.of_arrow(values.type)
+    assert kind is not None, values.type
+    return kind
 
 
 @dataclass(slots=True)

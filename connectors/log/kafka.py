@@ -230,6 +230,7 @@ class KafkaReader:
         self._paused: set[str] = set()
         self._answered: set[str] = set()
         self._error: HeadraceError | None = None
+        self._checked_positions: dict[str, int] = {}
         self._behind: dict[str, int] = {}
         """The positions at the last check of topics that had more records."""
         self._stall_timeout_s = STALL_TIMEOUT_S
@@ -303,8 +304,9 @@ class KafkaReader:
         """Replace the consumer when a topic had records at the last check, and its position is still the same."""
         # Records that are there now are no sign: they may have reached a topic that was idle until now.
         before, self._behind = self._behind, {}
+        checked, self._checked_positions = self._checked_positions, dict(self._positions)
         for topic, position in self._positions.items():
-            if topic in self._paused:
+            if topic in self._paused or checked.get(topic, position) != position:
                 continue
             end = self._end(topic)
             # Kafka does not answer: a new consumer would deliver nothing either, and each further topic would

@@ -94,6 +94,8 @@ class QueryRun:
     def work(self, turn: Turn) -> None:
         """See ThreadedDriver."""
         while True:
+            # What the attempt before waited for is no cause of a later end.
+            self._timer.awaited.clear()
             fence = self._fence(turn)
             try:
                 if not self._ran_on_range(fence, turn):

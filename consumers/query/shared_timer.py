@@ -44,5 +44,7 @@ class SharedTimer:
 
     def abandon(self) -> None:
         self._abandoned = True
+        # What a fetch still waits for concerns nobody: the query may be planned again meanwhile.
+        self.awaited = {}
         for end in tuple(self._ends):
             end()

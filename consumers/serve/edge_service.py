@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.sync.centres import CentreUnknown
 from headrace.consumers.sync.edge_store import EdgeStore
 from headrace.consumers.sync.snapshots import SyncSnapshotUnknown
@@ -34,12 +35,16 @@ Call = Callable[[EdgeStore, Request, Mapping[str, Any]], Response]
 
 def edge_routes(store: Callable[[], EdgeStore]) -> list[Route]:
     """The routes of a store that senders read."""
+    # A seal waits for the disk, for minutes if it is full.
+    seals = RequestThreads("seal", LOG_THREADS)
 
     def route(path: str, method: str, call: Call) -> Route:
         async def answer(request: Request) -> Response:
             try:
                 body = await _body(request) if method == "POST" else {}
                 # On a thread: all of these wait for a lock, a log or a disk.
+                if path == "/seal":
+                    return await seals.run(call, store(), request, body)
                 return await asyncio.to_thread(call, store(), request, body)
             except HeadraceError as error:
                 return _refusal(error)

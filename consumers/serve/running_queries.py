@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -12,17 +11,20 @@ from starlette.routing import Route
 from headrace.consumers.scheduling.driver_task import QueryReport
 from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.serve.node_api import NodeApi
+from headrace.consumers.serve.request_threads import STATUS_THREADS, RequestThreads
 
 
 def running_query_routes(node: NodeApi) -> list[Route]:
     """Which queries run, and the end of one of them."""
+    # Of their own: who ends a query has often other requests that wait.
+    threads = RequestThreads("queries", STATUS_THREADS)
 
     async def queries(_request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(_queries, node))
+        return JSONResponse(await threads.run(_queries, node))
 
     async def kill(request: Request) -> Response:
         query_id = request.path_params["id"]
-        await asyncio.to_thread(node.engine.kill, query_id)
+        await threads.run(node.engine.kill, query_id)
         return JSONResponse({"killed": query_id})
 
     return [

@@ -110,6 +110,16 @@ def test_a_query_that_waited_all_its_time_names_the_group(tmp_path: Path) -> Non
     assert "headrace status" in raised.value.action
 
 
+def test_what_an_abandoned_fetch_waits_for_is_not_shown(timer: QueryTimer) -> None:
+    """Its query may be planned again, and then waits for nothing, or for something else."""
+    shared = SharedTimer(timer)
+    shared.awaited["g"] = "group g"
+    assert {"g": "group g"} == timer.awaited
+    shared.abandon()
+    shared.awaited["h"] = "group h"
+    assert {"g": "group g"} == timer.awaited
+
+
 def test_a_scan_that_waits_shows_its_group(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the error of each member that was asked. Nothing is shown once one of them has given its rows."""
     monkeypatch.setattr(remote_rows, "PATIENCE_S", 60.0)

@@ -117,7 +117,7 @@ def test_a_stalled_consumer_is_replaced_at_its_position() -> None:
     reader = KafkaReader(lambda: made.pop(0), {"a": 4, "b": 7}, {"a": 6, "b": 9}.__getitem__)
     reader.pause(["b"])
     assert [4] == [record.offset for record in reader.poll(10, 0)]
-    assert [] == reader.poll(10, 0)
+    assert [[], []] == [reader.poll(10, 0) for _ in range(2)]
     assert [5] == [record.offset for record in reader.poll(10, 0)]
     assert first.closed
     assert {"a": 5, "b": 7} == second.assigned
@@ -166,7 +166,7 @@ def test_each_consumer_in_a_row_gets_twice_the_timeout(monkeypatch: pytest.Monke
         if len(made) > before:
             replaced.append(second)
     assert [10, 20, 40, 80] == replaced[:4]
-    assert [165] == [second for second in replaced if 150 < second < 175]
+    assert [170] == [second for second in replaced if 150 < second < 175]
 
 
 def reader_of(*consumers: Consumer, errors: deque[KafkaError] | None = None) -> KafkaReader:
