@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import pytest
 import structlog
 
 
 @pytest.fixture(autouse=True)
 def own_logging() -> None:
-    """Default logging: earlier commands may have set a level, or a stream that is closed by now."""
+    """Logging of this test: earlier commands may have set a level, or a stream that is closed by now.
+
+    `capture_logs` has lines of every level. Of the others only warnings are shown: some tests cause thousands of lines.
+    """
     structlog.reset_defaults()
+    structlog.configure(processors=[_warnings_alone, structlog.processors.KeyValueRenderer()])
+
+
+def _warnings_alone(_logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if method in ("debug", "info"):
+        raise structlog.DropEvent
+    return event

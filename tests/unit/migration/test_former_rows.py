@@ -319,9 +319,12 @@ def test_a_donor_that_is_behind_is_asked_again(tmp_path: Path, monkeypatch: pyte
         # Each donor is asked by a thread of its own: the length of a list could be seen as 3 by the two first ones.
         pauses = count(1)
 
-        def cut_meanwhile(_seconds: float) -> None:
+        sleep = former_holders.time.sleep
+
+        def cut_meanwhile(seconds: float) -> None:
             if next(pauses) == 2:
                 made.cut()
+            sleep(seconds)
 
         monkeypatch.setattr(former_holders, "ANSWER_TIMEOUT_S", 20.0)
         monkeypatch.setattr(former_holders.time, "sleep", cut_meanwhile)
