@@ -120,8 +120,10 @@ class TreeCopy:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
 
     def outcome(self, mutant: Mutant, stages: int) -> Outcome:
         """Take a mutant through its first stages. Raises MutantInvalid."""

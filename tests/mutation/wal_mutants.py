@@ -27,7 +27,7 @@ WAL = (
         "wal/frames.py",
         "if values_length and not self._values_are_valid(frame):",
         "if False:",
-        (LOG, EXHAUSTIVE),
+        (ORDER, EXHAUSTIVE),
     ),
     Mutant(
         "crc_of_a_frame_not_verified",

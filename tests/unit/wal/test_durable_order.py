@@ -310,6 +310,19 @@ def test_automatic_checkpoints_write_no_more_than_updates() -> None:
     assert 1 == log.attempts
 
 
+def test_a_value_that_is_torn_is_a_torn_tail() -> None:
+    """Of the newest update, which no sync covers, its frame survived and its value did not: it never was."""
+    disk = SimulatedDisk()
+    log = opened(DIRECTORY, disk)
+    log.update([Put((b"a", b"1"))], sync=True)
+    log.update([Put((b"large", LARGE))])
+    after = disk.kill()
+    [name] = [Path(path).name for path in after.names_seen if LARGE in after.content(Path(path).name)]
+    content = after.content(name)
+    content[content.index(LARGE) + 2_000] ^= 1
+    assert {b"a": b"1"} == recovered(DIRECTORY, after)
+
+
 def test_maintenance_never_ends_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync fails behind its look at the log: of two updates that belong together its checkpoint would drop the first."""
     disk = SimulatedDisk()
