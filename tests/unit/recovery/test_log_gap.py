@@ -235,16 +235,17 @@ def test_a_gap_that_was_cut_off_counts_again_when_it_is_accepted_again(log: Memo
     assert 6 == found.record.offset
 
 
-def test_a_gap_of_another_anchor_counts_only_where_the_base_was_cut_off(log: MemoryLog) -> None:
+@pytest.mark.parametrize("offset", [2, 3])
+def test_a_gap_of_another_anchor_counts_only_where_the_base_was_cut_off(log: MemoryLog, offset: int) -> None:
     """Behind the base it came too late: of two gaps for one place the first in the log counts."""
     topic_id = log.describe(TOPIC).topic_id
     append_records(log, 4)
     append_gap(log, topic_id, 3, 7, CHAIN)
     base = found_in(log)
-    append_gap(log, topic_id, 2, 9, CHAIN)
+    append_gap(log, topic_id, offset, 9, CHAIN)
     assert GapSeeker(log, TOPIC).seek(base) is None
     log.truncate(TOPIC, 4)
-    second = append_gap(log, topic_id, 2, 9, CHAIN)
+    second = append_gap(log, topic_id, offset, 9, CHAIN)
     assert second == GapSeeker(log, TOPIC).seek(base)
     assert second == GapSeeker(log, TOPIC).seek(replace(base, record=None)), "its place is not known to a copy"
 
