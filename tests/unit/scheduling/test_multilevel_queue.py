@@ -102,11 +102,12 @@ def test_the_query_with_least_time_goes_first() -> None:
 
 def test_short_queries_run_in_the_order_in_which_they_came() -> None:
     """A burst of them: each is done before a newer one begins, and the first waits for none of the others."""
-    queue, ended = MultilevelQueue[Task](), list[str]()
+    queue, ran, ended = MultilevelQueue[Task](), list[str](), list[str]()
     left = {Task(name): 3 for name in ("first", "second", "third")}
     for task in left:
         queue.offer(task)
     while (running := queue.poll()) is not None:
+        ran.append(running.name)
         queue.charge(running, SHORT_S / 4)
         left[running] -= 1
         if left[running]:
@@ -119,6 +120,27 @@ def test_short_queries_run_in_the_order_in_which_they_came() -> None:
                 left[newer := Task(f"newer {len(left)}")] = 3
                 queue.offer(newer)
     assert ["first", "second", "third", "newer 3", "newer 4", "newer 5"] == ended
+    assert [name for name in ended for _slice in range(3)] == ran
+
+
+def test_a_level_whose_driver_runs_is_not_idle() -> None:
+    """It has got less than its share, and keeps that while another query comes to it."""
+    queue = MultilevelQueue[Task](thresholds_s=(0, 1))
+    long, running, new = task_at(2, thresholds_s=(0, 1)), Task("running"), Task("new")
+    queue.offer(long)
+    assert queue.poll() is long
+    queue.charge(long, 4)
+    queue.offer(long)
+    queue.offer(running)
+    assert queue.poll() is running
+    assert queue.poll() is long
+    queue.charge(long, 4)
+    queue.offer(long)
+    queue.offer(new)
+    assert queue.poll() is new
+    queue.charge(new, 0.001)
+    queue.offer(new)
+    assert queue.poll() is new
 
 
 def test_one_that_is_not_short_waits_for_those_that_may_be() -> None:
