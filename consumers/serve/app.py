@@ -97,7 +97,7 @@ class _Surface:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     async def live(self, _request: Request) -> Response:
-        # Without a thread: a look at a lock that is held would count as a dead node.
+        # Without a thread, for which it might have to wait. It takes no lock.
         return _health(self._node.live(), ["only a restart can help this node"])
 
     async def startup(self, _request: Request) -> Response:
