@@ -15,10 +15,9 @@ from numba import types
 
 from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op
 from headrace.connectors.formats.kernel_compiler import entry_point, inlined
-from headrace.connectors.formats.lines import Bytes, Integers, Words
+from headrace.connectors.formats.lines import Bytes, Integers, Lengths, Words
 
 Columns = npt.NDArray[np.int64]
-Lengths = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.uint8]
 
 
@@ -47,7 +46,9 @@ class Fault(IntEnum):
     BOOLEAN = 8
 
 
-LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS NEXT END; depth 32"
+LAYOUT = (
+    "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS NEXT END; depth 32; doubles have a count"
+)
 """What is compiled in from `avro_schema`: Numba checks only this file for changes, so it has to change with that."""
 
 # Numba takes members of an enum for objects: as plain numbers they are constants.
@@ -56,6 +57,7 @@ LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS
 _VARINT_BITS_MAX = 63
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _LOW_HALF = np.uint64(0xFFFFFFFF)
+_FLOAT_BYTES, _DOUBLE_BYTES = 4, 8
 # The loop does not compare its depth with this: `avro_schema` refuses what is deeper.
 STACK = DEPTH_MAX + 1
 
@@ -85,13 +87,11 @@ def _varint(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 @inlined
 def _scalar(data: Bytes, words: Words, position: int, end: int, kind: int, size: int) -> tuple[int, np.int64, int, int]:
     """(position behind a value, the value or where its bytes begin, their number, its fault)"""
-    if kind in (_FLOAT, _DOUBLE):
-        width = 4 if kind == _FLOAT else 8
-        if end - position < width:
+    if kind == _FLOAT:
+        if end - position < _FLOAT_BYTES:
             return position, np.int64(0), 0, _CUT
-        # The word of a float has four bytes of what follows it, or of the padding.
-        bits = words[position] if kind == _DOUBLE else words[position] & _LOW_HALF
-        return position + width, np.int64(bits), 0, _NONE
+        # The word has four bytes of what follows, or of the padding.
+        return position + _FLOAT_BYTES, np.int64(words[position] & _LOW_HALF), 0, _NONE
     if kind == _BOOL:
         if position >= end:
             return position, np.int64(0), 0, _CUT
@@ -147,6 +147,15 @@ def _record(
         kind, column, first = program[pc, 0], program[pc, 1], program[pc, 2]
         if kind == _JUMP:
             pc = first
+        elif kind == _DOUBLE:
+            if end - position < first * _DOUBLE_BYTES:
+                return _CUT
+            if column >= 0:
+                for number in range(first):
+                    cells.values[column + number, row] = np.int64(words[position + number * _DOUBLE_BYTES])
+                    cells.valid[column + number, row] = 1
+            position += first * _DOUBLE_BYTES
+            pc += 1
         elif kind == _NULL:
             pc += 1
         elif kind == _UNION:

@@ -247,7 +247,19 @@ class _Compiler:
             # The branches of a union are one value: they share a column.
             column = len(self.columns)
             self.columns.append(Column(path, op, arrow, symbols))
-        self.emit(op, column, first)
+        if op is Op.DOUBLE:
+            self._double(column)
+        else:
+            self.emit(op, column, first)
+
+    def _double(self, column: int) -> None:
+        """One more double: neighbours whose columns follow each other are one operation, with their number."""
+        kind, first, count, _ = self.operations[-1] if self.operations else (int(Op.END), 0, 0, 0)
+        # Nothing jumps between the two: a jump leads to what is behind another jump.
+        if kind == Op.DOUBLE and 0 <= first == column - count:
+            self.operations[-1] = (kind, first, count + 1, 0)
+        else:
+            self.emit(Op.DOUBLE, column, 1)
 
 
 def _logical_type(schema: Any, kind: str, arrow: pa.DataType) -> pa.DataType:

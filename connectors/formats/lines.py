@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from headrace.connectors.formats.interface import ScansRefused
 
 Integers = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
 Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]

@@ -234,6 +234,16 @@ def test_a_topic_that_was_created_again_is_not_followed(records: int, opened: bo
     assert (records if opened else 0) == len(group.entries)
 
 
+def test_a_topic_that_was_created_again_is_recognised_before_it_has_a_record() -> None:
+    """At the start of a node, which must not wait for a record to see that its data is of another log."""
+    log = MemoryLog()
+    log.create_topic(TOPIC, {})
+    consumer, group, _ = consumer_over(log, FakeClock())
+    consumer.restore({TOPIC: "the id of another topic"}, {})
+    consumer.turn()
+    assert "recreated" in group.health.cause(Aspect.LOG)
+
+
 class DescribedLog(MemoryLog):
     """A log that counts how often a topic is described."""
 

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import io
 import json
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,61 @@ def test_texts_that_become_tags_are_encoded_in_one_chunk(
             assert values.chunk(0).dictionary.null_count == 0
 
 
+TAGS = ("a", "b", "c")
+TAGGED = {"type": "record", "name": "T", "fields": [{"name": name, "type": "string"} for name in TAGS]}
+
+
+SHIFTED = [((b"a", b"\2a", b""), (1, 1, 1)), ((b"a\4", b"a", b""), (1, 1, 1))]
+"""Two records of TAGGED with the same bytes behind the first length."""
+
+
+def tagged(texts: Sequence[bytes], widths: Sequence[int]) -> bytes:
+    """A record of TAGGED; each length takes that many bytes, which Avro allows and no writer does."""
+    parts = []
+    for text, width in zip(texts, widths, strict=True):
+        length = [2 * len(text) | 0x80, *[0x80] * (width - 2), 0] if width > 1 else [2 * len(text)]
+        parts.append(bytes(length) + text)
+    return b"".join(parts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_tags_that_repeat_together_are_those_of_each_record(data: st.DataObject) -> None:
+    """Also texts that look like the length of the next one, and lengths of more bytes than they need."""
+    texts = st.tuples(*[st.text("\0\2\4\x08a", max_size=4).map(str.encode)] * len(TAGS))
+    widths = st.tuples(*[st.sampled_from([1, 1, 1, 2, 3])] * len(TAGS))
+    distinct = data.draw(st.lists(st.tuples(texts, widths), max_size=5)) + data.draw(st.sampled_from([[], SHIFTED]))
+    if not distinct:
+        return
+    rows = data.draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=40))
+    payloads = Payloads.of(pa.array([tagged(*row) for row in rows], pa.binary()))
+    table, faults = decode_records(payloads, program_of(TAGGED), [(name,) for name in TAGS])
+    assert not faults.any()
+    assert [texts for texts, _ in rows] == [tuple(v.encode() for v in row.values()) for row in table.to_pylist()]
+    for column in table.columns:
+        dictionary = column.chunk(0).dictionary
+        assert len(dictionary) == len(dictionary.unique()), "a text is in its dictionary once"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_doubles_that_follow_each_other_are_read_one_by_one(data: st.DataObject) -> None:
+    """Whichever of them are chosen, whatever stands between them, and wherever the record is cut."""
+    kinds = data.draw(st.lists(st.sampled_from(["double", "double", "double", "float", "int"]), min_size=1, max_size=9))
+    fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(kinds)]
+    schema = {"type": "record", "name": "T", "fields": fields}
+    record = {
+        each["name"]: float(number + 1) if each["type"] != "int" else number for number, each in enumerate(fields)
+    }
+    paths = [(each["name"],) for each in fields if data.draw(st.booleans())]
+    message = encoded(schema, record)
+    program = program_of(schema, paths)
+    rows, faults = decoded(program, [message, *(message[:end] for end in range(len(message))), message])
+    expected = [record[column.path[0]] for column in program.columns]
+    assert [0, *[1] * len(message), 0] == faults
+    assert expected == rows[0] == rows[-1]
+
+
 def test_a_tag_that_is_no_text_costs_its_message(tmp_path: Path) -> None:
     """Bytes of a tag that are not UTF-8 reject that message, and the others keep their tags."""
     (tmp_path / "7.avsc").write_text(json.dumps(READING))
@@ -195,7 +251,7 @@ def test_a_few_bytes_cannot_name_items_without_end() -> None:
 def test_the_cached_loop_is_that_of_the_operations() -> None:
     """Numba keeps machine code by the file of the loop alone: that file names the operations that it was compiled for."""
     names = " ".join(op.name for op in sorted(Op))
-    assert f"{min(Op)}-{max(Op)} {names}; depth {DEPTH_MAX}" == avro_kernel.LAYOUT
+    assert f"{min(Op)}-{max(Op)} {names}; depth {DEPTH_MAX}; doubles have a count" == avro_kernel.LAYOUT
 
 
 READING = {
