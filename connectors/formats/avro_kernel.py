@@ -128,6 +128,19 @@ def _items(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 
 
 @inlined
+def _doubles(words: Words, position: int, end: int, first: int, count: int, cells: Cells, row: int) -> int:
+    """Put so many doubles into columns from `first` on, from -1 on nowhere; the position behind them.
+
+    Behind `end` is none of them read.
+    """
+    behind = position + count * _DOUBLE_BYTES
+    for number in range(count if first >= 0 and behind <= end else 0):
+        cells.values[first + number, row] = np.int64(words[position + number * _DOUBLE_BYTES])
+        cells.valid[first + number, row] = 1
+    return behind
+
+
+@inlined
 def _record(
     data: Bytes,
     words: Words,
@@ -140,24 +153,16 @@ def _record(
     row: int,
 ) -> int:
     """Decode one record into the cells of its row; returns its fault."""
-    pc, depth = 0, 0
     # Items of no bytes are bounded too: few bytes could name billions of them.
-    budget = end - position + 64
+    pc, depth, budget = 0, 0, end - position + 64
     while program[pc, 0] != _END:
         kind, column, first = program[pc, 0], program[pc, 1], program[pc, 2]
-        if kind == _JUMP:
-            pc = first
+        if kind in (_JUMP, _NULL):
+            pc = first if kind == _JUMP else pc + 1
         elif kind == _DOUBLE:
-            if end - position < first * _DOUBLE_BYTES:
+            position, pc = _doubles(words, position, end, column, first, cells, row), pc + 1
+            if position > end:
                 return _CUT
-            if column >= 0:
-                for number in range(first):
-                    cells.values[column + number, row] = np.int64(words[position + number * _DOUBLE_BYTES])
-                    cells.valid[column + number, row] = 1
-            position += first * _DOUBLE_BYTES
-            pc += 1
-        elif kind == _NULL:
-            pc += 1
         elif kind == _UNION:
             position, branch, fault = _varint(data, position, end)
             if fault != _NONE or branch < 0 or branch >= first:
@@ -183,8 +188,7 @@ def _record(
                 return fault
             # Also what no column takes: nothing else shows where the next value begins.
             if column >= 0:
-                cells.values[column, row], cells.lengths[column, row] = value, length
-                cells.valid[column, row] = 1
+                cells.values[column, row], cells.lengths[column, row], cells.valid[column, row] = value, length, 1
             pc += 1
     return _NONE if position == end else _LONGER
 
