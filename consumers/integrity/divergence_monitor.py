@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LogEnds(Protocol):
-    """The ends of the groups' logs; see `consumers.node.readiness`."""
+    """The ends of the groups' logs; see `consumers.node.log_positions`."""
 
     def end(self, topic: str) -> int:
         """The end of a forward log when it was read last."""

@@ -63,6 +63,7 @@ class GroupLifecycle:
         self._topics = topics
         self._local = local
         self._log_consumer = log_consumer
+        self._positions = readiness.positions
         self._readiness = readiness
         self._leader_tasks = leader_tasks
         self._coordinator = coordinator
@@ -102,7 +103,7 @@ class GroupLifecycle:
         other = [
             topic
             for topic, group in groups.items()
-            if topic in self._readiness.early and wanted.get(keys[topic], group.founding) != group.founding
+            if topic in self._readiness.standing.early and wanted.get(keys[topic], group.founding) != group.founding
         ]
         leaving = [*other, *(topic for topic, group in groups.items() if group.health.holds(State.LEAVING))]
         closing = [(topic, keys[topic]) for topic in groups if keys[topic] in changes.closed or topic in leaving]
@@ -131,7 +132,7 @@ class GroupLifecycle:
         topic, group = self._local.add(key, founding, self._log.describe(topic))
         # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
         self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
-        self._readiness.admit(topic, self._local.ends[topic])
+        self._positions.admit(topic, self._local.ends[topic])
         group.start()
         self._local.groups.put(topic, group)
         self._log_consumer.rejoin(topic, None)
@@ -152,7 +153,7 @@ class GroupLifecycle:
         self._local.remove(topic, group, self._log_consumer.durable_version(topic))
         self._local.groups.remove(topic)
         self._log_consumer.dismiss(topic)
-        self._readiness.dismiss(topic)
+        self._positions.dismiss(topic)
         self._reserved.discard(topic)
         self._coordinator.forget(topic)
         _log.info("group closed", group=group.key)

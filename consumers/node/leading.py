@@ -8,7 +8,7 @@ from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.migration.copies_ahead import CopiesAhead
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.group_statuses import GroupStatuses
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.replication.group_registry import GroupRegistry
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -20,7 +20,7 @@ def leader_tasks(
     topics: Topics,
     groups: GroupRegistry,
     settings: StoreSection,
-    readiness: Readiness,
+    statuses: GroupStatuses,
     heartbeat: Heartbeat,
     schemas: SchemaLog,
     metadata: MetadataGroup,
@@ -28,7 +28,6 @@ def leader_tasks(
 ) -> LeaderTasks:
     """The leader's tasks of a node, not started."""
     trimmer = LogTrimmer(log, heartbeat, settings.log_keep_records)
-    tasks = LeaderTasks(log, groups, settings, readiness, heartbeat, schemas, trimmer)
+    tasks = LeaderTasks(log, groups, settings, statuses, heartbeat, schemas, trimmer)
     tasks.change_tasks = ChangeTasks(log, topics, metadata, heartbeat, tasks, copies=copies)
-    readiness.decision = tasks.decision
     return tasks

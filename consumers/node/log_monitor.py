@@ -58,6 +58,7 @@ class LogMonitor:
         self._groups = groups
         self._identity = identity
         self._log_consumer = log_consumer
+        self._positions = readiness.positions
         self._readiness = readiness
         self._absence = GracePeriod(clock.monotonic_s)
         self._cluster_topics = cluster_topics
@@ -131,7 +132,7 @@ class LogMonitor:
         self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
-        asked, restarts = self._readiness.data_age.ask(topic), self._readiness.restarts(topic)
+        asked, restarts = self._positions.data_age.ask(topic), self._positions.restarts(topic)
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -144,11 +145,11 @@ class LogMonitor:
             self._absence.unknown(topic)
             raise
         self._absence.present(topic)
-        self._readiness.note_end(topic, state.end, restarts)
+        self._positions.note_end(topic, state.end, restarts)
         if state.topic_id != self._identity.topics.get(topic, state.topic_id):
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:
-            self._readiness.data_age.note(topic, asked, state.end)
+            self._positions.data_age.note(topic, asked, state.end)
         if group.follows and state.end < self._log_consumer.needed_end(topic):
             # A client of librdkafka behind the end of a log that was cut may wait there without an error, and the
             # others would wait for this member to notice. Whether the log is lost is decided where it is opened.
@@ -163,11 +164,11 @@ class LogMonitor:
         held_back = max(0, self._log.written_end(topic) - end)
         lasts = held_back > 0 and self._held_back_end.get(topic) == end
         self._held_back_end[topic] = end
-        self._readiness.note_held_back(topic, held_back if lasts else 0)
+        self._positions.note_held_back(topic, held_back if lasts else 0)
 
     def _commit(self) -> None:
         # For lag tools only: the node itself continues where its journal ends.
-        if self._groups and self._readiness.log_answers:
+        if self._groups and self._positions.log_answers:
             offsets = dict[str, int]()
             for topic in self._groups:
                 with suppress(GroupNotHere):

@@ -1,4 +1,4 @@
-"""Makes a node a member of the metadata group: what it reports of itself, and what keeps it from being ready."""
+"""Makes a node a member of the metadata group: what it reports of itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.consumers.membership.ended_topics import EndedTopics
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.metadata_group import MetadataGroup, StartSettings
 from headrace.consumers.node.data_directory import Identity
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.group_statuses import GroupStatuses
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.replication.heartbeat import Heartbeat
 
@@ -20,7 +20,7 @@ def metadata_group(
     identity: Identity,
     follower: MembershipFollower,
     heartbeat: Heartbeat,
-    readiness: Readiness,
+    statuses: GroupStatuses,
 ) -> MetadataGroup:
     """The node's part in the metadata group, not started; `follower` has read the log to its end."""
     table = follower.state.table
@@ -30,6 +30,5 @@ def metadata_group(
     started = StartSettings(identity.store, replication, settings.cluster.slots)
     ended = EndedTopics(log, topics)
     group = MetadataGroup(log, topics.membership, follower, heartbeat, started, ended=ended)
-    heartbeat.presence = lambda: group.presence(readiness.http_address)
-    readiness.membership_failure = lambda: group.failure
+    heartbeat.presence = lambda: group.presence(statuses.http_address)
     return group

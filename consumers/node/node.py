@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.clock import SYSTEM_CLOCK, Moment
+from headrace.connectors.clock import SYSTEM_CLOCK
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
@@ -32,20 +32,23 @@ from headrace.consumers.node.cluster_join import groups_at_start, join, read_mem
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
 from headrace.consumers.node.flight_surface import FlightSurface
+from headrace.consumers.node.group_statuses import GroupStatuses
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.leading import leader_tasks
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
+from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.node.metadata import metadata_group
 from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.node_writer import NodeWriter
 from headrace.consumers.node.other_store import check_alone
 from headrace.consumers.node.placing import placement_task
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.readiness import Readiness, Standing
 from headrace.consumers.node.reading import cluster_source
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
+from headrace.consumers.node.serving_tasks import NodeTasks
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
@@ -58,8 +61,6 @@ from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.spill_directory import with_spill_directory
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
-from headrace.consumers.replication.election import TAKE_BACK_MS
-from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import new_incarnation
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -96,7 +97,7 @@ class Node:
         self.started = False
         # Needed before the parts that its statuses describe; it sends nothing before `start`.
         self.heartbeat = Heartbeat(
-            self.log, self.topics.status, settings.node.id, self.incarnation, lambda: self.readiness.statuses()
+            self.log, self.topics.status, settings.node.id, self.incarnation, lambda: self.statuses.statuses()
         )
         self._consumer_group = f"headrace-{settings.cluster.name}-{settings.node.id}"
         self._opened = ExitStack()
@@ -171,16 +172,18 @@ class Node:
             log, self._consumer_group, groups, self._local.cursors, self.journal, settings.store, self
         )
         self.log_consumer.restore(self.identity.topics, self._local.receipts)
-        self.readiness = Readiness(
-            self.identity, groups, log, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
-        )
-        self.readiness.joining = joining_reason(self._follower.state, self.name)
-        self.readiness.leaving = leaving_reason(self._follower.state, self.name)
+        self._build_statuses()
         self.metadata = metadata_group(
-            log, self.topics, settings, self.identity, self._follower, self.heartbeat, self.readiness
+            log, self.topics, settings, self.identity, self._follower, self.heartbeat, self.statuses
         )
         self.log_monitor = LogMonitor(
-            log, self.schema_log, groups, self.identity, self.log_consumer, self.readiness, self.cluster_topics
+            log,
+            self.schema_log,
+            groups,
+            self.identity,
+            self.log_consumer,
+            self.readiness,
+            self.cluster_topics,
         )
         self.copies_ahead = CopiesAhead()
         self.leader_tasks = leader_tasks(
@@ -188,16 +191,16 @@ class Node:
             self.topics,
             groups,
             settings.store,
-            self.readiness,
+            self.statuses,
             self.heartbeat,
             self.schema_log,
             self.metadata,
             self.copies_ahead,
         )
-        environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
+        environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.positions, self.heartbeat)
         copies = background_threads(settings.store.recoveries_max, "recovery-copy", settings.store.background_nice)
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
-        self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
+        self.divergence_monitor = DivergenceMonitor(log, environment, self.positions, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self.placement = placement_task(self, self._local, self._follower)
         self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
@@ -205,6 +208,13 @@ class Node:
         self.edge = edge_store(self, self._local.centres)
         self._snapshot_expiry = snapshot_expiry(self)
         self._build_queries()
+
+    def _build_statuses(self) -> None:
+        groups, state = self.groups, self._follower.state
+        standing = Standing(joining=joining_reason(state, self.name), leaving=leaving_reason(state, self.name))
+        self.positions = LogPositions(groups, self.log_consumer, self._local.ends)
+        self.readiness = Readiness(groups, self.log, self.log_consumer, self.heartbeat, self.positions, standing)
+        self.statuses = GroupStatuses(self.identity, groups, self.log_consumer, self.heartbeat, self.readiness)
 
     def _build_queries(self) -> None:
         settings = self.settings.query
@@ -216,6 +226,7 @@ class Node:
         settings = with_spill_directory(settings, self.directory)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
         self.migration = SlotMigration(self)
+        self.readiness.tasks = NodeTasks(self.leader_tasks, self.metadata, self.placement, self.migration.puller)
         local.pulled = self.migration.puller
         self._follower.subscribe(self._follow)
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
@@ -240,7 +251,7 @@ class Node:
         app = create_app(self, loopback=address.loopback, names=address.names)
         self._server = Server(app, address.host, address.port, reserved=reserved)
         self._server.start()
-        self.http_address = self.readiness.http_address = address.advertised_url(reserved.getsockname()[1])
+        self.http_address = self.statuses.http_address = address.advertised_url(reserved.getsockname()[1])
         self.heartbeat.send_now()
 
     # Shut-down, top down.
@@ -345,18 +356,6 @@ class Node:
         """Role in the group of a forward topic."""
         return self.leader_tasks.decision(topic).role
 
-    def end(self, topic: str) -> int:
-        """The end of a forward log when it was read last."""
-        return self.readiness.end(topic)
-
-    def progress(self, topic: str) -> Progress | None:
-        """The progress of the group's recovery, None while there is none."""
-        return self.readiness.progress(topic)
-
-    def held_back(self, topic: str) -> int:
-        """Offsets of a forward topic that nobody can read because of an open transaction."""
-        return self.readiness.held_back(topic)
-
     def topic_warnings(self) -> list[str]:
         """What is wrong with the cluster's topics in Kafka, for an operator."""
         return self.log_monitor.warnings()
@@ -368,10 +367,6 @@ class Node:
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
         return self.readiness.ready()
-
-    def as_of(self) -> Moment | None:
-        """The last moment at which every group held all that its log held; None before the first."""
-        return self.readiness.as_of()
 
     @property
     def directory(self) -> Path:

@@ -240,12 +240,12 @@ def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int],
     newest, stalled = (-1, -1), Deadline(STALL_TIMEOUT_S)
     while True:
         done = sum(max(0, group.applied.offset + 1) for group in node.groups.values())
-        total = sum(node.end(topic) for topic in node.groups)
+        total = sum(node.positions.end(topic) for topic in node.groups)
         on_progress(min(done, total), total)
         _check_disk(node)
         _check_faults(node)
         # Before the look at the files: the last record may load one.
-        caught_up = all(node.readiness.caught_up(topic) for topic in node.groups)
+        caught_up = all(node.positions.caught_up(topic) for topic in node.groups)
         files.turn()
         if caught_up and not files.awaited:
             return

@@ -7,6 +7,8 @@ what is not done now is tried again at the next one. While the membership log is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -127,7 +129,7 @@ class PlacementTask:
         # Nobody follows a topic that is missing. Its data is kept until it is gone: the group may be opened again.
         early = early_groups(state, self._node)
         # Before they are opened, and before anything else is done once they are groups like others.
-        self._readiness.early = frozenset(map(self._topic, early))
+        self._stand(early=frozenset(map(self._topic, early)))
         wanted = {**wanted_groups(state, self._node, gone | self._topics.absent), **early}
         kept = {**wanted_groups(state, self._node, gone), **early}
         for key in ends:
@@ -163,18 +165,18 @@ class PlacementTask:
         finally:
             self._note(own, fault)
         # Only now: a node that joins is not ready before its groups are there.
-        self._readiness.joining = joining_reason(state, self._node)
-        self._readiness.leaving = leaving_reason(state, self._node)
+        self._stand(joining=joining_reason(state, self._node), leaving=leaving_reason(state, self._node))
         return busy
 
     def _note(self, own: set[str], fault: str) -> None:
         """Report which groups of the table are not here, and which are here for the running change alone."""
         here = set(self._local.groups)
-        self._readiness.surplus = frozenset(here - own)
-        missing = ", ".join(sorted(own - here))
-        self._readiness.missing = (
-            f"groups not open yet: {missing}" + (f" ({fault})" if fault else "") if missing else ""
-        )
+        topics = ", ".join(sorted(own - here))
+        missing = f"groups not open yet: {topics}" + (f" ({fault})" if fault else "") if topics else ""
+        self._stand(surplus=frozenset(here - own), missing=missing)
+
+    def _stand(self, **changed: Any) -> None:
+        self._readiness.standing = replace(self._readiness.standing, **changed)
 
     def _topic(self, key: GroupKey) -> str:
         return self._local.topics.forward(key.group, key.birth)

@@ -63,5 +63,4 @@ def placement_task(node: PlacingParts, local: LocalGroups, follower: MembershipF
     ended = EndedTopics(node.log, node.topics)
     placement = PlacementTask(follower, lifecycle, local, node.readiness, ended, node.cluster_topics, ending)
     node.log_monitor.may_be_gone = placement.may_be_gone
-    node.readiness.placement_fault = lambda: placement.fault
     return placement

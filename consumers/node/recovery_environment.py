@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from headrace.consumers.node.local_groups import LocalGroups
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Source, finish_swap
 from headrace.consumers.recovery.log_gap import gap_document
@@ -29,12 +29,12 @@ class NodeRecoveryEnvironment:
     """Changes together the parts of a node that must change together when the data of a group does."""
 
     def __init__(
-        self, local: LocalGroups, log_consumer: LogConsumer, readiness: Readiness, heartbeat: Heartbeat
+        self, local: LocalGroups, log_consumer: LogConsumer, positions: LogPositions, heartbeat: Heartbeat
     ) -> None:
         self._local = local
         self._identity = local.identity
         self._log_consumer = log_consumer
-        self._readiness = readiness
+        self._positions = positions
         self._heartbeat = heartbeat
         self._recording = local.recording
         self._unrecorded = False
@@ -75,7 +75,7 @@ class NodeRecoveryEnvironment:
 
     def caught_up(self, topic: str) -> bool:
         """See RecoveryEnvironment."""
-        return self._readiness.caught_up(topic)
+        return self._positions.caught_up(topic)
 
     def durable_offset(self, topic: str) -> int:
         """See RecoveryEnvironment."""
@@ -138,7 +138,7 @@ class NodeRecoveryEnvironment:
 
     def reassign(self, topic: str) -> None:
         """See RecoveryEnvironment."""
-        self._readiness.restart(topic)
+        self._positions.restart(topic)
         self._log_consumer.rejoin(topic, None)
         self._heartbeat.send_now()
 
@@ -164,7 +164,7 @@ class NodeRecoveryEnvironment:
         # The cursor first: no thread may find the new group together with the old position in its log.
         self._log_consumer.rejoin(topic, Cursor.of(group.replica.state))
         # Nor together with the end that the old data has reached.
-        self._readiness.restart(topic)
+        self._positions.restart(topic)
         with self._recording:
             self._local.groups.put(topic, group)
         self.reassign(topic)

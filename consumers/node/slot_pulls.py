@@ -19,7 +19,6 @@ from headrace.consumers.migration.cut_source import CutSource, OwnCut, PresentFi
 from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
 from headrace.consumers.migration.release import SlotRelease
-from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
@@ -120,7 +119,6 @@ class PullingParts(Protocol):
     metadata: MetadataGroup
     leader_tasks: LeaderTasks
     heartbeat: Heartbeat
-    readiness: Readiness
     supervisor: RecoverySupervisor
     copies_ahead: CopiesAhead
     schema_log: SchemaLog
@@ -150,7 +148,6 @@ class SlotMigration:
         )
         self.synced = SyncService(uploads, loads)
         self.puller.keeps_uploads = uploads.keeps
-        node.readiness.pulling_reason = self.puller.reason
 
     def start(self) -> None:
         """Begin."""

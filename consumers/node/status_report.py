@@ -9,16 +9,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.flight_surface import FlightSurface
+from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere, GroupRegistry
-from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -38,6 +37,7 @@ class ReportedParts(Protocol):
     started_at: str
     slot_table: SlotTable
     groups: GroupRegistry
+    positions: LogPositions
     log_consumer: LogConsumer
     journal: Journal
     heartbeat: Heartbeat
@@ -79,18 +79,6 @@ class ReportedParts(Protocol):
         """Role in the group of a forward topic."""
         ...
 
-    def end(self, topic: str) -> int:
-        """End of a forward topic at its newest look-up."""
-        ...
-
-    def progress(self, topic: str) -> Progress | None:
-        """Progress of a recovery of the group, None while there is none."""
-        ...
-
-    def held_back(self, topic: str) -> int:
-        """Offsets of a forward topic that nobody can read because of an open transaction."""
-        ...
-
     def topic_warnings(self) -> Sequence[str]:
         """What is wrong with the cluster's topics."""
         ...
@@ -103,10 +91,6 @@ class ReportedParts(Protocol):
         """Whether all groups serve, and why not."""
         ...
 
-    def as_of(self) -> Moment | None:
-        """The last moment at which every group held all that its log held; None before the first."""
-        ...
-
     @property
     def directory(self) -> Path:
         """The data directory."""
@@ -116,7 +100,7 @@ class ReportedParts(Protocol):
 def node_status(node: ReportedParts) -> NodeStatus:
     """The status document: what an operator needs to know first."""
     ready, reasons = node.ready()
-    as_of = node.as_of()
+    as_of = node.positions.data_age.as_of()
     return {
         "cluster": node.cluster,
         "node": node.name,
@@ -131,7 +115,11 @@ def node_status(node: ReportedParts) -> NodeStatus:
         "data_age_s": round(as_of.age_s, 3) if as_of is not None else float(UNKNOWN),
         "warnings": [
             *node.warnings,
-            *(_open_transaction(topic, offsets) for topic in node.groups if (offsets := node.held_back(topic))),
+            *(
+                _open_transaction(topic, offsets)
+                for topic in node.groups
+                if (offsets := node.positions.held_back(topic))
+            ),
             *node.topic_warnings(),
             *([unread] if (unread := node.heartbeat.detector.unread_fault()) else []),
         ],
@@ -204,21 +192,21 @@ def group_status(node: ReportedParts, topic: str, group: Group) -> GroupStatus:
     # Each is read once for all fields below, because other threads apply and seal meanwhile.
     applied, segments, memtable = group.applied, group.store.segments(), group.store.unsealed()
     # The end of the log was looked up a moment ago, so the group may be beyond it by now.
-    lag_records = max(0, node.end(topic) - 1 - applied.offset)
-    progress = node.progress(topic)
+    lag_records = max(0, node.positions.end(topic) - 1 - applied.offset)
+    progress = node.positions.progress(topic)
     return {
         "group": group.name,
         "topic": topic,
         "role": str(node.role(topic)),
         "reason": node.reason(topic),
         "recovery": asdict(progress) if progress is not None else None,
-        "held_back": node.held_back(topic),
+        "held_back": node.positions.held_back(topic),
         "epoch": applied.epoch,
         "leader": applied.leader.node if applied.leader else "",
         "version": applied.version,
         "offset": applied.offset,
         "chain": applied.chain.hex(),
-        "log_end": node.end(topic),
+        "log_end": node.positions.end(topic),
         "durable_offset": node.log_consumer.durable_offset(topic),
         "lag_records": lag_records,
         "lag_seconds": lag_seconds(node, applied.timestamp_ms, lag_records),

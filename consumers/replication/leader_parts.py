@@ -14,7 +14,7 @@ LeaderRecord = Seal | Drop | Compact | Claim | Load | Barrier | HandOverAccepted
 
 
 class GroupViews(Protocol):
-    """What this node knows of its groups; see `consumers.node.readiness`."""
+    """What this node knows of its groups; see `consumers.node.group_statuses`."""
 
     def view(self, topic: str, steady_ms: int) -> GroupView:
         """The view of a group for the role decision."""

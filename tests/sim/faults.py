@@ -307,7 +307,7 @@ class Faults:
         # It waits until that member continues.
         if self._world.now_ms - self._accepted_ms < 8_000:
             return
-        statuses = [node.readiness.statuses()[0] for node in nodes]
+        statuses = [node.statuses.statuses()[0] for node in nodes]
         found, log = most_advanced(statuses), self._simulation.broker.topics[TOPIC]
         known = TopicState(log.topic_id, log.begin, log.end)
         if found is not None and found.log_lost and not unaware_of_loss(statuses, found, known):

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.consumers.node import data_age
 from headrace.consumers.node.data_age import DataAge
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.replication import leader_tasks, replica
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -183,10 +183,10 @@ def batches_continue_under_one_name(patch: pytest.MonkeyPatch) -> None:
 
 def sync_at_an_old_end(patch: pytest.MonkeyPatch) -> None:
     """Six: sync is reached at an end of before the data was replaced."""
-    restart = Readiness.restart
+    restart = LogPositions.restart
 
-    def at_any_end(self: Readiness, topic: str) -> None:
+    def at_any_end(self: LogPositions, topic: str) -> None:
         restart(self, topic)
         self._ends_known.add(topic)
 
-    patch.setattr(Readiness, "restart", at_any_end)
+    patch.setattr(LogPositions, "restart", at_any_end)

@@ -13,6 +13,7 @@ from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.node.local_groups import LocalGroups
+from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.query.local_fence import LocalFence
@@ -173,7 +174,7 @@ def answers_do_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 def members_behind_serve(patch: pytest.MonkeyPatch) -> None:
     """Six: a member is eligible before it has read its log to the end."""
-    patch.setattr(Readiness, "caught_up", lambda _self, _topic: True)
+    patch.setattr(LogPositions, "caught_up", lambda _self, _topic: True)
 
 
 def disks_that_refuse_do_not_matter(patch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,16 @@ from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.group_changes import groups_at
 from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.group_statuses import GroupStatuses
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.log_positions import LogPositions
+from headrace.consumers.node.readiness import NoTasks, Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import Snapshot, Source, SourceFailed
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
+from headrace.consumers.replication.election import Decision
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -47,11 +50,22 @@ TAKE_BACK_MS = 3_000
 START_RETRY_MS = 1_000
 
 
+class SimTasks(NoTasks):
+    """The leader's tasks alone: no table of slots changes here."""
+
+    def __init__(self, leader: LeaderTasks) -> None:
+        self._leader = leader
+
+    def decision(self, topic: str) -> Decision:
+        """See ServingTasks."""
+        return self._leader.decision(topic)
+
+
 class SimRecovery(NodeRecoveryEnvironment):
     """What recovery asks of its node, without HTTP."""
 
     def __init__(self, node: ClusterNode, local: LocalGroups) -> None:
-        super().__init__(local, node.log_consumer, node.readiness, node.heartbeat)
+        super().__init__(local, node.log_consumer, node.positions, node.heartbeat)
         self._chain_of = node.simulation.chain_of(node.name)
 
     def source(self, url: str, group: str) -> Source:
@@ -176,7 +190,7 @@ class ClusterNode:
         self.log = SimLog(self.simulation.broker, self.name, process.step)
         self.identity = SimIdentity.of(self)
         self.heartbeat = Heartbeat(
-            self.log, TOPICS.status, self.name, process.incarnation, lambda: self.readiness.statuses(), clock
+            self.log, TOPICS.status, self.name, process.incarnation, lambda: self.statuses.statuses(), clock
         )
         schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
@@ -192,25 +206,29 @@ class ClusterNode:
             self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock
         )
         self.log_consumer.restore(self.identity.topics, local.receipts)
-        self.readiness = Readiness(
-            self.identity, self.groups, self.log, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
-        )
-        self.readiness.http_address = self.name
+        self._build_statuses(local)
         self.log_monitor = LogMonitor(
             self.log, schemas, self.groups, self.identity, self.log_consumer, self.readiness, topics, clock
         )
         trimmer = LogTrimmer(self.log, self.heartbeat, settings.log_keep_records)
         self.leader_tasks = LeaderTasks(
-            self.log, self.groups, settings, self.readiness, self.heartbeat, schemas, trimmer, clock
+            self.log, self.groups, settings, self.statuses, self.heartbeat, schemas, trimmer, clock
         )
-        self.readiness.decision = self.leader_tasks.decision
+        self.readiness.tasks = SimTasks(self.leader_tasks)
         self._build_recovery(local, settings, process)
+
+    def _build_statuses(self, local: LocalGroups) -> None:
+        parts = (self.log_consumer, self.heartbeat)
+        self.positions = LogPositions(self.groups, self.log_consumer, local.ends, self.clock)
+        self.readiness = Readiness(self.groups, self.log, *parts, self.positions)
+        self.statuses = GroupStatuses(self.identity, self.groups, *parts, self.readiness, TAKE_BACK_MS, self.clock)
+        self.statuses.http_address = self.name
 
     def _build_recovery(self, local: LocalGroups, settings: StoreSection, process: Process) -> None:
         environment = SimRecovery(self, local)
         copies: Any = SimPool(process, (10, 500))
         self.supervisor = RecoverySupervisor(self.log, environment, settings, copies, self.clock, COSTS)
-        self.divergence_monitor = DivergenceMonitor(self.log, environment, self.readiness, self.supervisor, self.clock)
+        self.divergence_monitor = DivergenceMonitor(self.log, environment, self.positions, self.supervisor, self.clock)
         self.scrubber = Scrubber(self.groups, settings, self.supervisor, self.clock)
 
     def _schedule(self, process: Process) -> None:

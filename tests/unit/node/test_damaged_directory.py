@@ -177,7 +177,7 @@ def test_without_log_and_members_a_lost_journal_is_not_passed_over(nodes: Nodes)
     for topic, group in node.groups.items():
         begin = nodes.log.describe(topic).begin
         eventually(lambda topic=topic: "no member in sync" in node.reason(topic), "the reason why it waits")
-        (status,) = [status for status in node.readiness.statuses() if status.group == group.name]
+        (status,) = [status for status in node.statuses.statuses() if status.group == group.name]
         assert (False, True) == (status.eligible, status.durable_offset < begin - 1)
     assert not node.ready()[0]
 
@@ -194,7 +194,7 @@ def test_data_that_ends_before_an_accepted_gap_is_wrong(nodes: Nodes) -> None:
     node = nodes.running["c"] = Node(nodes.settings("c"), nodes.log)
     node.start(lambda _line: None)
     assert topic in node.identity.wrong
-    (status,) = [status for status in node.readiness.statuses() if status.group == node.groups[topic].name]
+    (status,) = [status for status in node.statuses.statuses() if status.group == node.groups[topic].name]
     assert (False, -1) == (status.eligible, status.durable_offset)
 
 

@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -139,7 +141,12 @@ def follow(node: Node, table: SlotTable, timeout_s: float = 60.0) -> None:
             if deadline.passed():
                 raise
         time.sleep(0.02)
-    node.readiness.joining = joining_reason(MembershipState(table=table), node.name)
+    stand(node, joining=joining_reason(MembershipState(table=table), node.name))
+
+
+def stand(node: Node, **changed: Any) -> None:
+    """Change where a node stands, as its placement does."""
+    node.readiness.standing = replace(node.readiness.standing, **changed)
 
 
 def agree(nodes: Nodes, *members: str) -> None:
@@ -272,7 +279,8 @@ def test_a_node_that_was_removed_answers_until_it_ends(nodes: Nodes, monkeypatch
     """It is not ready, so that nobody new comes. Queries of others may need what its groups have handed over."""
     node = nodes.running["n1"]
     ready(node)
-    monkeypatch.setattr(node.readiness, "leaving", "leaving: node n1 was removed")
+    leaving = replace(node.readiness.standing, leaving="leaving: node n1 was removed")
+    monkeypatch.setattr(node.readiness, "standing", leaving)
     assert node.ready() == (False, ["leaving: node n1 was removed"])
     # On a busy machine the statuses of a majority may be late.
     sql = {"sql": "SELECT count(*) FROM plant.wells"}
@@ -285,7 +293,7 @@ def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     node = nodes.running["n0"]
     following(LEFT, node)
     assert set() == held(node)
-    assert node.ready() == (False, [node.readiness.joining])
+    assert node.ready() == (False, [node.readiness.standing.joining])
     sql = {"sql": "SELECT count(*) FROM plant.wells"}
     refused = httpx.post(f"{node.http_address}/api/v1/query", json=sql, timeout=60)
     assert (503, "NotReady") == (refused.status_code, refused.json()["error"]["kind"])
@@ -351,7 +359,7 @@ def test_a_group_that_was_opened_early_is_opened_again_for_other_slots(nodes: No
     """Its change was cancelled, and another one brings it. Nobody leads it before, so its log has no record."""
     node, topic, birth = nodes.running["n0"], nodes.topics.forward("n9", 7), GroupKey("n9", 7)
     others = {node._local.keys[each]: group.founding for each, group in node.groups.items()}
-    node.readiness.early = frozenset({topic})
+    stand(node, early=frozenset({topic}))
 
     def follows(wanted: dict[GroupKey, Founding]) -> bool:
         try:
@@ -367,7 +375,7 @@ def test_a_group_that_was_opened_early_is_opened_again_for_other_slots(nodes: No
         assert "next slot table" in node.reason(topic)
     time.sleep(1.0)
     assert (Role.UNSYNCED, 0) == (node.role(topic), nodes.log.describe(topic).end)
-    node.readiness.early = frozenset()
+    stand(node, early=frozenset())
     eventually(lambda: node.role(topic) is Role.LEADER, "it is led once its table counts")
     eventually(lambda: follows(others), "the group goes")
     node.placement.lifecycle.delete(birth)

@@ -81,7 +81,7 @@ def test_members_see_what_a_node_advertises(tmp_path: Path) -> None:
     try:
         url = nodes.running["n1"].http_address
         assert url.startswith("http://localhost:")
-        assert {url} == {each.http for each in nodes.running["n1"].readiness.statuses()}
+        assert {url} == {each.http for each in nodes.running["n1"].statuses.statuses()}
         assert "n1" == NodeClient(url).status()["node"]
     finally:
         nodes.stop("n1")

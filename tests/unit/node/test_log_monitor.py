@@ -40,13 +40,8 @@ def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows:
     log.truncate(TOPIC, end)
     identity = SimpleNamespace(topics={TOPIC: log.describe(TOPIC).topic_id})
     data_age = SimpleNamespace(ask=lambda _topic: 0, note=lambda *_of: None)
-    readiness: Any = SimpleNamespace(
-        data_age=data_age,
-        fenced=False,
-        restarts=lambda _topic: 0,
-        note_end=lambda *_of: None,
-        note_lost_tables=lambda _why: None,
-    )
+    positions = SimpleNamespace(data_age=data_age, restarts=lambda _topic: 0, note_end=lambda *_of: None)
+    readiness: Any = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
     tables: Any = SimpleNamespace(verify=lambda: 0, lost="")
     group = SimpleNamespace(name="g", follows=follows, mark_log_lost=lambda _why: None)
     parts: Any = ({TOPIC: group}, identity, consumer)

@@ -1,7 +1,8 @@
-"""When a group counts as in sync again after its data was replaced."""
+"""What keeps a group from serving, and when it counts as in sync again after its data was replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.membership.membership_follower import MembershipLogLost
-from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.group_statuses import GroupStatuses
+from headrace.consumers.node.log_positions import LogPositions
+from headrace.consumers.node.readiness import NoTasks, Readiness, Standing
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.presence import Presence
@@ -19,25 +22,44 @@ from tests.unit.statuses import STATUS
 TOPIC = "c.forward.g"
 
 
+class Tasks(NoTasks):
+    """What a test lets the tasks of a node know."""
+
+    def __init__(self, fault: str = "", pulling: Mapping[str, str] | None = None) -> None:
+        self._fault, self._pulling = fault, pulling or {}
+
+    def placement_fault(self) -> str:
+        """See ServingTasks."""
+        return self._fault
+
+    def pulling_reason(self, group: str) -> str:
+        """See ServingTasks."""
+        return self._pulling.get(group, "")
+
+
+def readiness_of(group: Any, consumer: Any, heartbeat: Any) -> Readiness:
+    """The readiness of a node with one group, at the end of its log."""
+    groups = {TOPIC: group}
+    return Readiness(groups, MemoryLog(), consumer, heartbeat, LogPositions(groups, consumer, {TOPIC: 0}))
+
+
 def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> None:
     """The end of before may be behind what this node has already served: the answers would become older again."""
     group: Any = SimpleNamespace(applied=SimpleNamespace(offset=9), recovery=None)
     consumer: Any = SimpleNamespace(
         position=lambda _topic: 10, durable_offset=lambda _topic: 9, needed_end=lambda _topic: 10
     )
-    heartbeat: Any = SimpleNamespace(incarnation="i")
-    identity: Any = SimpleNamespace(node="n1")
-    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 10}, 0)
-    assert readiness.caught_up(TOPIC)
-    asked_before = readiness.restarts(TOPIC)
-    readiness.restart(TOPIC)
-    assert not readiness.caught_up(TOPIC)
-    readiness.note_end(TOPIC, 10, asked_before)
-    assert not readiness.caught_up(TOPIC), "an answer may take seconds: this end was asked for before"
-    readiness.note_end(TOPIC, 12, readiness.restarts(TOPIC))
-    assert not readiness.caught_up(TOPIC)
-    readiness.note_end(TOPIC, 10, readiness.restarts(TOPIC))
-    assert readiness.caught_up(TOPIC)
+    positions = LogPositions({TOPIC: group}, consumer, {TOPIC: 10})
+    assert positions.caught_up(TOPIC)
+    asked_before = positions.restarts(TOPIC)
+    positions.restart(TOPIC)
+    assert not positions.caught_up(TOPIC)
+    positions.note_end(TOPIC, 10, asked_before)
+    assert not positions.caught_up(TOPIC), "an answer may take seconds: this end was asked for before"
+    positions.note_end(TOPIC, 12, positions.restarts(TOPIC))
+    assert not positions.caught_up(TOPIC)
+    positions.note_end(TOPIC, 10, positions.restarts(TOPIC))
+    assert positions.caught_up(TOPIC)
 
 
 def test_a_full_disk_is_named_where_people_look() -> None:
@@ -47,20 +69,19 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     heartbeat: Any = SimpleNamespace(
         incarnation="i", fenced=False, write_fault="no space left", error="", detector=FailureDetector()
     )
-    identity: Any = SimpleNamespace(node="n1")
-    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
-    readiness.surplus = frozenset({TOPIC})
+    readiness = readiness_of(group, consumer, heartbeat)
+    tasks, readiness.standing = readiness.tasks, Standing(surplus=frozenset({TOPIC}))
     assert [] == readiness.refusals()
     assert (False, ["writes wait, the log of this node cannot be written: no space left"]) == readiness.ready()
     heartbeat.write_fault = ""
     assert (True, []) == readiness.ready()
-    readiness.placement_fault = lambda: "no space left"
+    readiness.tasks = Tasks(fault="no space left")
     assert (True, []) == readiness.ready()
-    readiness.missing = "group h is not open"
+    readiness.standing = Standing(surplus=frozenset({TOPIC}), missing="group h is not open")
     assert (False, ["group h is not open", "groups are not opened here: no space left"]) == readiness.ready()
-    readiness.joining, readiness.missing = "joining", ""
+    readiness.standing = Standing(joining="joining")
     assert ["joining", "groups are not opened here: no space left"] == readiness.refusals()
-    readiness.placement_fault = lambda: ""
+    readiness.tasks = tasks
     assert ["joining"] == readiness.refusals()
     group.health = SimpleNamespace(reason="its files are wrong", refuses=lambda _use: True)
     assert ["joining", "its files are wrong"] == readiness.refusals()
@@ -72,12 +93,9 @@ def test_a_merge_that_waits_for_files_names_why_they_do_not_come() -> None:
     """The merge follows from a full disk, which is what an operator must look at; without a cause it is named alone."""
     merge = "compaction at version 365 waits for 12ab"
     group: Any = SimpleNamespace(name="g", health=SimpleNamespace(reason=merge, state=State.DEFERRED))
-    heartbeat: Any = SimpleNamespace(incarnation="i")
-    identity: Any = SimpleNamespace(node="n1")
-    consumer: Any = SimpleNamespace(position=lambda _topic: 0)
-    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
+    readiness = readiness_of(group, SimpleNamespace(position=lambda _topic: 0), SimpleNamespace())
     assert merge == readiness.reason(TOPIC)
-    readiness.pulling_reason = {"g": "the disk is full"}.__getitem__
+    readiness.tasks = Tasks(pulling={"g": "the disk is full"})
     assert f"the disk is full; {merge}" == readiness.reason(TOPIC)
     group.health = SimpleNamespace(reason="its files are wrong", state=State.WRONG)
     assert "its files are wrong" == readiness.reason(TOPIC)
@@ -93,23 +111,23 @@ def test_a_node_that_lost_the_membership_log_is_no_member(monkeypatch: pytest.Mo
     heartbeat: Any = SimpleNamespace(incarnation="i", fenced=False, detector=detector)
     identity: Any = SimpleNamespace(node="n1")
     consumer: Any = SimpleNamespace(position=lambda _topic: 0)
-    readiness = Readiness(identity, {TOPIC: group}, MemoryLog(), consumer, heartbeat, {TOPIC: 0}, 0)
+    readiness = readiness_of(group, consumer, heartbeat)
+    statuses = GroupStatuses(identity, {TOPIC: group}, consumer, heartbeat, readiness, 0)
     monkeypatch.setattr(Readiness, "reason", lambda *_: "")
-    monkeypatch.setattr(Readiness, "log_answers", True)
     for node, reason in (("n2", str(lost)), ("n3", "membership log, record 7: too new")):
         detector.observe(1_000, replace(STATUS, node=node, group="g", store=f"store of {node}"))
         presence = Presence(node, "i", f"store of {node}", "", 3, 60, False, 0, 4, True, reason)
         detector.observe_presence(1_000, presence)
-    assert [True, False, True] == [member.alive for member in readiness.view(TOPIC, 0).members]
+    assert [True, False, True] == [member.alive for member in statuses.view(TOPIC, 0).members]
 
 
 def test_what_a_log_of_its_own_has_acknowledged_is_confirmed() -> None:
     """Before the store has it: queries contain it. With a broker, only what is durable here was confirmed by this node."""
     consumer: Any = SimpleNamespace(position=lambda _topic: 4, durable_offset=lambda _topic: 3)
     log: Any = SimpleNamespace(acknowledged_end=lambda _topic: 10)
-    heartbeat: Any = SimpleNamespace(incarnation="i")
+    parts: Any = SimpleNamespace()
     confirmed = []
     for each in (log, MemoryLog()):
-        readiness = Readiness(SimpleNamespace(node="n1"), {}, each, consumer, heartbeat, {}, 0)  # type: ignore[arg-type]
+        readiness = Readiness({}, each, consumer, parts, parts)
         confirmed.append((readiness.confirmed_offset(TOPIC), readiness.durable_offset(TOPIC)))
     assert [(9, 3), (3, 3)] == confirmed

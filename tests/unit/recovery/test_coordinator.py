@@ -117,7 +117,7 @@ def test_a_log_trimmed_beyond_every_member_stops_the_group_with_choices(one: Nod
     one.write()
     one.seal_and_trim()
     one.write()
-    eventually(lambda: one.running["n1"].end(one.topics.forward("n1")) > 0, "an end")
+    eventually(lambda: one.running["n1"].positions.end(one.topics.forward("n1")) > 0, "an end")
     one.stop("n1")
     kept = sorted((one.directory / "n1").rglob("*.parquet"))
     topic = one.topics.forward("n1")

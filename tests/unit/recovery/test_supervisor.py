@@ -157,7 +157,7 @@ def test_wrong_data_is_still_refused_after_a_restart(three: Nodes, monkeypatch: 
 
 def durable_offset(node: Node, group: str) -> int:
     """What a node reports as durable of a group."""
-    return next(status for status in node.readiness.statuses() if status.group == group).durable_offset
+    return next(status for status in node.statuses.statuses() if status.group == group).durable_offset
 
 
 def test_wrong_data_is_neither_served_nor_counted_while_the_disk_is_full(

@@ -14,6 +14,7 @@ from headrace.admin_client import AdminClient, NoLeader
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.node.readiness import Standing
 from headrace.consumers.node.status_report import node_status
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.heartbeat import Heartbeat, StatusReader
@@ -145,7 +146,7 @@ def test_the_status_of_a_node_names_the_sender(nodes: Nodes, monkeypatch: pytest
     send()
     eventually(lambda: NAMED in node_status(node)["warnings"], "the warning")
     assert (True, []) == node.ready()
-    node.readiness.leaving = "it leaves"
+    node.readiness.standing = Standing(leaving="it leaves")
     send()
     eventually(lambda: NAMED in node.ready()[1], "the reason beside another one")
     nodes.stop("n2", "n1")
