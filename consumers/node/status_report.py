@@ -191,8 +191,7 @@ def group_status(node: ReportedParts, topic: str, group: Group) -> GroupStatus:
     """One group at this node."""
     # Each is read once for all fields below, because other threads apply and seal meanwhile.
     applied, segments, memtable = group.applied, group.store.segments(), group.store.unsealed()
-    # The end of the log was looked up a moment ago, so the group may be beyond it by now.
-    lag_records = max(0, node.positions.end(topic) - 1 - applied.offset)
+    lag_records = known_lag(node.positions.end(topic) - 1 - applied.offset, log_answers=node.positions.log_answers)
     progress = node.positions.progress(topic)
     return {
         "group": group.name,
@@ -232,11 +231,19 @@ def _open_transaction(topic: str, offsets: int) -> str:
     )
 
 
+def known_lag(offsets: int, *, log_answers: bool) -> int:
+    """How many offsets a group is behind the end of its log that was read last; UNKNOWN where the log may have more."""
+    # The end was looked up a moment ago, so the group may be beyond it by now.
+    return max(0, offsets) if log_answers or offsets > 0 else UNKNOWN
+
+
 def lag_seconds(node: ReportedParts, applied_ms: int, lag_records: int) -> float:
-    """Age of the newest applied record while there are newer ones; UNKNOWN before the first one is applied."""
+    """Age of the newest applied record while there are newer ones; UNKNOWN before the first one is applied, and while
+    it is unknown whether there are.
+    """
     # A group with nothing to read has no lag, however old its newest record is.
-    if lag_records == 0:
-        return 0.0
+    if lag_records <= 0:
+        return float(lag_records)
     # Both times are the broker's, so a wrong clock of this machine does not look like lag.
     newest_ms = node.heartbeat.detector.newest_ms
     return max(0, newest_ms - applied_ms) / 1_000 if applied_ms and newest_ms else float(UNKNOWN)
@@ -246,15 +253,18 @@ def _member_status(node: ReportedParts, group: Group, member: str) -> MemberStat
     detector = node.heartbeat.detector
     status = detector.status(group.name, member)
     alive = detector.alive(group.name, member)
+    # A node that receives nothing knows nothing of the others. Itself it knows.
+    cut_off = node.heartbeat.fenced and member != node.name
+    role = str(status.role) if status is not None and alive else "offline"
     return {
         "node": member,
         "group": group.name,
-        "online": alive,
-        "role": str(status.role) if status is not None and alive else "offline",
+        "online": alive and not cut_off,
+        "role": "unknown" if cut_off else role,
         "version": status.version if status else UNKNOWN,
         "durable_offset": status.durable_offset if status else UNKNOWN,
         "sealed_version": status.sealed_version if status else UNKNOWN,
         "http": status.http if status else "",
-        "silent_ms": detector.silent_ms(group.name, member),
+        "silent_ms": detector.silent_ms(group.name, member) + (node.heartbeat.silence_ms if status else 0),
         "reason": status.reason if status else "",
     }

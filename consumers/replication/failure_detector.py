@@ -75,6 +75,10 @@ class StatusTime:
         self._received_ms = received_ms or 0
         return self.elapsed_ms
 
+    def silence_ms(self, now_ms: int) -> int:
+        """How long ago the receiver, whose time since boot is `now_ms`, got the newest status; 0 before the first."""
+        return now_ms - self._received_ms if self._received_ms else 0
+
     def _follow_drift(self, received_ms: int, aligned_ms: int) -> None:
         """Once a minute, align with the receiver's clock by the least lag of that minute."""
         # Clocks drift, and each step back loses some milliseconds. Over weeks the lag would grow beyond OFFLINE_MS,

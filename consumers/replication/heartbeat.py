@@ -258,6 +258,11 @@ class Heartbeat:
         return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
 
     @property
+    def silence_ms(self) -> int:
+        """How long ago this node received the newest status of any node; 0 before the first."""
+        return self.detector.time.silence_ms(self._clock.boot_ns() // 1_000_000)
+
+    @property
     def write_fault(self) -> str:
         """What its statuses wait for to be appended, if the log knows; see Log."""
         return self._log.write_fault

@@ -26,8 +26,8 @@ class GroupStatus(TypedDict):
     """One data group at this node. Sizes are those of this node.
 
     `reason` says why the group does not serve here, and `recovery` holds the fields of `Progress` while it
-    recovers. Offsets have gaps, so `lag_records` is an upper bound. `ignored` counts records without effect
-    by cause.
+    recovers. Offsets have gaps, so `lag_records` is an upper bound. It is UNKNOWN while the log does not answer, unless
+    the group was behind already. `ignored` counts records without effect by cause.
     """
 
     group: str
@@ -59,7 +59,10 @@ class GroupStatus(TypedDict):
 
 
 class MemberStatus(TypedDict):
-    """The newest status of a member of a group of this node; numbers are UNKNOWN before the first one."""
+    """The newest status of a member of a group of this node; numbers are UNKNOWN before the first one.
+
+    `role` is "offline" for one that is silent, and "unknown" where this node itself receives no statuses.
+    """
 
     node: str
     group: str

@@ -66,8 +66,11 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
 
 
 def _lag_s(group: Mapping[str, Any]) -> Any:
-    lag_s = float(_number(group, "lag_seconds"))
-    return "unknown" if lag_s < 0 else round(lag_s, 1)
+    return _known(round(float(_number(group, "lag_seconds")), 1))
+
+
+def _known(number: float) -> Any:
+    return "unknown" if number < 0 else number
 
 
 def _group(group: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -76,7 +79,7 @@ def _group(group: Mapping[str, Any]) -> tuple[Any, ...]:
         group.get("role"),
         group.get("leader"),
         _number(group, "version"),
-        _number(group, "lag_records"),
+        _known(_number(group, "lag_records")),
         _lag_s(group),
         _number(group, "segments"),
         _number(group, "segment_rows"),
@@ -90,7 +93,7 @@ def _member(member: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         member.get("node"),
         member.get("group"),
-        member.get("role") if member.get("online") else "offline",
+        member.get("role"),
         _number(member, "version"),
         _seconds(_number(member, "silent_ms")),
         member.get("http"),

@@ -86,7 +86,7 @@ function showStatus(status) {
   const members = [
     { name: "node", cell: (member) => member.node },
     { name: "group", cell: (member) => member.group },
-    { name: "role", cell: (member) => role(member.online ? member.role : "offline") },
+    { name: "role", cell: (member) => role(member.role) },
     { name: "version", cell: (member) => known(member.version), number: true },
     { name: "silent", cell: (member) => known(member.silent_ms, (value) => `${(value / 1000).toFixed(1)} s`), number: true },
   ];

@@ -14,9 +14,11 @@ from headrace.consumers.membership.membership_follower import MembershipLogLost
 from headrace.consumers.node.group_statuses import GroupStatuses
 from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.node.readiness import NoTasks, Readiness, Standing
+from headrace.consumers.node.status_report import _member_status
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.presence import Presence
+from headrace.schemas.records import Role
 from tests.unit.statuses import STATUS
 
 TOPIC = "c.forward.g"
@@ -131,3 +133,15 @@ def test_what_a_log_of_its_own_has_acknowledged_is_confirmed() -> None:
         readiness = Readiness({}, each, consumer, parts, parts)
         confirmed.append((readiness.confirmed_offset(TOPIC), readiness.durable_offset(TOPIC)))
     assert [(9, 3), (3, 3)] == confirmed
+
+
+@pytest.mark.parametrize(("fenced", "shown"), [(False, (True, "follower", 0)), (True, (False, "unknown", 9_000))])
+def test_a_node_that_receives_nothing_does_not_know_the_others(fenced: bool, shown: tuple[bool, str, int]) -> None:
+    """Their newest statuses are as old as its silence: none of them is shown as present."""
+    detector = FailureDetector()
+    detector.observe(1_000, replace(STATUS, node="n2", group="g", role=Role.FOLLOWER))
+    heartbeat = SimpleNamespace(fenced=fenced, detector=detector, silence_ms=9_000 if fenced else 0)
+    node: Any = SimpleNamespace(name="n1", heartbeat=heartbeat)
+    group: Any = SimpleNamespace(name="g")
+    status = _member_status(node, group, "n2")
+    assert shown == (status["online"], status["role"], status["silent_ms"])

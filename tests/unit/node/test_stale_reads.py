@@ -15,6 +15,8 @@ import pytest
 from headrace.connectors.clock import Clock, Moment, SystemClock
 from headrace.connectors.http import AS_OF_HEADER
 from headrace.consumers.node.data_age import ENDS_KEPT, DataAge
+from headrace.consumers.node.status_report import node_status
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group_health import Event
 from tests.unit.node.test_read_fence import ask, in_query, kind
 from tests.unit.nodes import ROWS, Nodes, running_nodes
@@ -41,6 +43,17 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 def as_of(answer: httpx.Response) -> datetime:
     """The moment up to which an answer contains everything."""
     return datetime.fromisoformat(answer.headers[AS_OF_HEADER])
+
+
+def test_a_node_without_its_log_claims_to_know_nothing_newer(nodes: Nodes) -> None:
+    """Neither a lag of 0, which would hide the outage, nor that the others, or itself, were heard of just now."""
+    node = nodes.running["a"]
+    silent_before = node_status(node)["members"][0]["silent_ms"]
+    [group], [member] = (node_status(node)[part] for part in ("groups", "members"))
+    assert (-1, -1.0) == (group["lag_records"], group["lag_seconds"])
+    assert member["silent_ms"] >= OFFLINE_MS
+    eventually(lambda: node_status(node)["members"][0]["silent_ms"] > silent_before, "a silence that grows")
+    assert 'headrace_lag_records{cluster="c",group="a"} -1.0' in httpx.get(f"{node.http_address}/metrics").text
 
 
 def test_only_a_query_that_allows_an_age_is_answered_without_a_log(nodes: Nodes) -> None:
