@@ -113,11 +113,11 @@ def _wait_for_routing(
             log, topics, deadline, lambda error: on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
         )
     except LogUnavailable as error:
-        silent = f"Kafka at {log.bootstrap} does not answer"
+        about = f"Kafka at {log.bootstrap} "
+        if error.message.startswith(about):
+            raise
         raise LogUnavailable(
-            silent if error.message == silent else f"{silent}: {error.message}",
-            action="check the address and the broker",
-            retriable=True,
+            f"{about}does not answer: {error.message}", action="check the address and the broker", retriable=True
         ) from error
 
 

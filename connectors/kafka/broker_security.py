@@ -59,7 +59,8 @@ def prepare(directory: Path, identity: BrokerIdentity, java: Path) -> BrokerSecr
     if identity.tls and not (directory / AUTHORITY_FILE).exists():
         _make_key(directory, known, java)
     lines = (f'"{name}" = {json.dumps(value)}\n' for name, value in client_settings(directory, identity).items())
-    replace_file(directory / CLIENT_FILE, "[kafka]\n" + "".join(lines), OWNER_ONLY)
+    head = f"[cluster]\nbootstrap = {json.dumps(f'{HOST}:{identity.port}')}\n\n[kafka]\n"
+    replace_file(directory / CLIENT_FILE, head + "".join(lines), OWNER_ONLY)
     return known
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,23 +13,28 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.log.forks import keep_after_fork
-from headrace.connectors.log.kafka_errors import MISSING, UNREACHABLE, log_error, translated
+from headrace.connectors.log.kafka_errors import CONNECTION_REFUSED, MISSING, UNREACHABLE, log_error, translated
 from headrace.connectors.log.port import LogUnavailable
 
 REQUEST_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 2 * REQUEST_TIMEOUT_S
 CLIENT_FRESH_S = 2.0
 LEADERS_CACHED_S = 300.0
+ERRORS_KEPT = 16
 Result = TypeVar("Result")
 
 
 # Compared by identity, since the set of open clients holds them.
 @dataclass(eq=False)
 class _Client:
-    """A client and the number of calls that run on it: it may be closed only when there is none."""
+    """A client and the number of calls that run on it: it may be closed only when there is none.
+
+    `errors` are those of its connections, which no call reports: to a call the broker just does not answer.
+    """
 
     handle: AdminClient
     created_s: float
+    errors: deque[KafkaError]
     running_calls: int = 0
     retired: bool = False
     leaders_cached_s: dict[str, float] = field(default_factory=dict)
@@ -51,6 +57,12 @@ class _Client:
             if partition.leader < 0:
                 raise KafkaException(partition.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
         self.leaders_cached_s[topic] = now_s
+
+    def refusal(self) -> str:
+        """Why the broker refuses the connection, as a wrong password; empty when it just does not answer."""
+        self.handle.poll(0)
+        refusals = (error.str() for error in self.errors if error.code() in CONNECTION_REFUSED)
+        return next(refusals, "")
 
 
 # The garbage collector closes a client in whichever thread it runs in; in one of the client's own threads
@@ -93,7 +105,7 @@ class KafkaAdmin:
             return request(client.handle)
         except TimeoutError as error:
             self._retire(client)
-            raise self._unavailable() from error
+            raise self._unavailable(client) from error
         except KafkaException as error:
             code = error.args[0].code()
             client.leaders_cached_s.pop(topic, None)
@@ -103,7 +115,7 @@ class KafkaAdmin:
                 self._retire(client)
                 if code in MISSING:
                     return self.call(topic, request, exists=exists)
-            raise self._unavailable() if code in UNREACHABLE else log_error(error.args[0], topic) from error
+            raise self._unavailable(client) if code in UNREACHABLE else log_error(error.args[0], topic) from error
         finally:
             self._leave(client)
 
@@ -122,7 +134,14 @@ class KafkaAdmin:
         if not in_use:
             _close_client(client)
 
-    def _unavailable(self) -> LogUnavailable:
+    def _unavailable(self, client: _Client) -> LogUnavailable:
+        if refusal := client.refusal():
+            # A broker that has just started may not know its accounts yet.
+            return LogUnavailable(
+                f"Kafka at {self._bootstrap} refuses the connection: {refusal}",
+                action="check security.protocol, user, password and certificates ([kafka] of headrace.toml, -X)",
+                retriable=True,
+            )
         return LogUnavailable(
             f"Kafka at {self._bootstrap} does not answer", action="check the address and the broker", retriable=True
         )
@@ -133,10 +152,14 @@ class KafkaAdmin:
             now_s = time.monotonic()
             client = self._client
             if client is None:
-                client = _Client(AdminClient(self._settings), now_s, retired=self._closed)
+                errors: deque[KafkaError] = deque(maxlen=ERRORS_KEPT)
+                settings: dict[str, Any] = {**self._settings, "error_cb": errors.append}
+                client = _Client(AdminClient(settings), now_s, errors, retired=self._closed)
                 keep_after_fork(client)
                 _open_clients.add(client)
                 self._client = None if self._closed else client
+            # Else librdkafka would keep every error of a connection until the client is closed.
+            client.handle.poll(0)
             client.running_calls += 1
             return client, now_s - client.created_s < CLIENT_FRESH_S
 

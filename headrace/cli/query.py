@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
 from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
@@ -86,6 +86,7 @@ def query(
     kill: Annotated[str | None, typer.Option("--kill", metavar="ID", help="End a query that runs at the node.")] = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
@@ -94,7 +95,7 @@ def query(
         if running or kill is not None:
             if sql is not None or file is not None or (running and kill is not None):
                 raise UsageInvalid("--running and --kill take no SQL, and not each other")
-            _operate(output, node_url(node, cluster, bootstrap, stale=True), kill)
+            _operate(output, node_url(node, cluster, bootstrap, settings, stale=True), kill)
             return
         form, older = _checked(QueryFormat.JSON if output.json_output else chosen), StaleAnswer(stale)
         text, given = (
@@ -102,7 +103,8 @@ def query(
             dict[str, Any](limit=limit, user=user, parameters=param or (), after=_offsets(after)),
         )
         given["timeout_ms"] = _milliseconds(timeout_s)
-        _ask(output, node_url(node, cluster, bootstrap, stale=bool(older.within_s)), text, form, older, given)
+        url = node_url(node, cluster, bootstrap, settings, stale=bool(older.within_s))
+        _ask(output, url, text, form, older, given)
 
 
 def _operate(output: Output, url: str, kill: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import parse_settings
-from headrace.cli.session import named_node, node_url
+from headrace.cli.session import named_node, node_of
 from headrace.terminal.command import UsageInvalid
 from headrace.terminal.output import Output
 from headrace.terminal.sizes import short_bytes
@@ -54,7 +54,7 @@ class Connection:
         return int(NodeClient(self._url()).files(database, table)["slice_ns"])
 
     def _url(self) -> str:
-        return self._node or node_url(None, self._settings.cluster.name, self._settings.cluster.bootstrap)
+        return self._node or node_of(self._settings)
 
 
 @contextmanager

@@ -135,14 +135,23 @@ def require_cluster(settings: Settings, *, action: str = "") -> None:
         raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)
 
 
-def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None, *, stale: bool = False) -> str:
+def node_url(
+    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None, *, stale: bool = False
+) -> str:
+    """The address of the node that flags, environment and file name; else see `node_of`. Raises UsageInvalid too."""
+    from headrace.settings import load_settings
+
+    if node is not None and settings:
+        raise UsageInvalid("--node and -X contradict each other", action="give --node alone: a node needs no Kafka")
+    flags = {"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap}
+    return node_of(load_settings({**flags, "kafka": parse_settings(settings)}), stale=stale)
+
+
+def node_of(settings: Settings, *, stale: bool = False) -> str:
     """The address of the node that the settings name, else of a ready one of the cluster they name.
 
     With `stale` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
     """
-    from headrace.settings import load_settings
-
-    settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
     if settings.node.url:
         return settings.node.url
     # Here and not above: with the address of a node a command would spend half of its time on these.

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
 from headrace.cli.query import ParameterOption
 from headrace.cli.session import node_url
 from headrace.terminal.command import UsageInvalid, run_command
@@ -25,6 +25,7 @@ def sql(
     node: NodeUrlOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     r"""An interactive SQL shell; \? lists its commands.
@@ -38,7 +39,7 @@ def sql(
         from headrace.shell.variables import Variables
 
         variables = Variables(typed_parameters(param or ()))
-        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap)), output, variables)
+        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap, settings)), output, variables)
         if not sys.stdin.isatty():
             shell.run_script(sys.stdin)
             return

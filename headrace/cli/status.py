@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
 from headrace.cli.session import node_url
 from headrace.terminal.command import EXIT_FAILED, run_command
 from headrace.terminal.output import Output
@@ -31,13 +31,14 @@ def status(
     node: NodeUrlOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Groups, roles, versions, lag, segments and live rows of a node; exit code 1 when it is not ready."""
     with run_command(json_output) as output:
         from headrace.node_client import NodeClient
 
-        found = NodeClient(node_url(node, cluster, bootstrap)).status()
+        found = NodeClient(node_url(node, cluster, bootstrap, settings)).status()
         output.result(found, lambda: _show(output, found))
         # `until headrace status; do sleep 1; done` waits for a node.
         if not found.get("ready", False):

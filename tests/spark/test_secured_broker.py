@@ -18,6 +18,9 @@ from confluent_kafka.cimpl import NewTopic
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from headrace.connectors.kafka.broker_security import SECRETS_FILE
 from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.kafka_admin import KafkaAdmin
+from headrace.connectors.log.kafka_settings import client_settings
+from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.schemas.records import Create
@@ -43,15 +46,22 @@ def test_ingest_over_tls_and_scram_shows_no_secret(secured: BrokerInfo, tmp_path
     """`headrace ingest run` with the broker's file as headrace.toml writes the rows. Neither its output, nor Spark's
     log, nor the plans that Spark's UI shows, nor the checkpoint, nor the broker's log has a password.
 
-    A client without the password, or without TLS, is not let in.
+    A client without the password, or without TLS, is not let in. A wrong one is named: it is no broker that is down.
     """
     assert secured.client_file is not None
     text = secured.client_file.read_text()
     (tmp_path / "headrace.toml").write_text(text)
-    settings = tomllib.loads(text)["kafka"]
+    found = tomllib.loads(text)
+    settings = found["kafka"]
+    assert secured.bootstrap == found["cluster"]["bootstrap"]
     fill(secured.bootstrap, settings)
-    for wrong in ({}, {**settings, "sasl.password": "guess"}, {**settings, "security.protocol": "SASL_PLAINTEXT"}):
+    for wrong in ({}, {**settings, "security.protocol": "SASL_PLAINTEXT"}):
         assert not answers(secured.bootstrap, wrong), wrong.keys()
+    for wrong, reason in (
+        ({"sasl.password": "guess"}, "invalid credentials"),
+        ({"ssl.ca.location": ""}, "certificate"),
+    ):
+        assert reason in refusal(secured.bootstrap, settings | wrong)
     log, topics = KafkaLog(secured.bootstrap, settings), Topics("c")
     try:
         join_cluster(log, topics, Create(("n1",), 1, 60))
@@ -79,6 +89,17 @@ def fill(bootstrap: str, settings: dict[str, str]) -> None:
     for number in range(3):
         producer.produce(RAW, f"t,host=a x={number} {1_767_225_600_000_000_000 + number * 1_000_000}".encode())
     assert producer.flush(30) == 0
+
+
+def refusal(bootstrap: str, settings: dict[str, str]) -> str:
+    """Why a client with these settings has no connection."""
+    admin = KafkaAdmin({**client_settings(bootstrap), **settings}, bootstrap, 3.0)
+    try:
+        with pytest.raises(LogUnavailable) as raised:
+            admin.call(RAW, lambda _client: None)
+        return raised.value.message
+    finally:
+        admin.close()
 
 
 def answers(bootstrap: str, settings: dict[str, str]) -> bool:

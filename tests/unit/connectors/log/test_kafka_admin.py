@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,13 @@ class Numbered(int):
     looked_up: list[tuple[int, str]]
     leader: int
     timeouts_s: list[float]
+    error_cb: Callable[[KafkaError], None]
+    refused: bool
+
+    def poll(self, _timeout_s: float) -> None:
+        """Serve the errors of its connections: a refusal, between two that are none."""
+        for code in (KafkaError._TRANSPORT, *[KafkaError._AUTHENTICATION] * self.refused, KafkaError._ALL_BROKERS_DOWN):
+            self.error_cb(KafkaError(code, f"error {code}"))
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         """One partition, with a leader as long as there is one."""
@@ -44,15 +51,16 @@ class Clients:
         self.looked_up: list[tuple[int, str]] = []
         self.timeouts_s: list[float] = []
         self.leader = 1
+        self.refused = False
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
         monkeypatch.setattr(kafka_admin.time, "monotonic", lambda: self.now_s)
 
-    def _make(self, _settings: object) -> Numbered:
+    def _make(self, settings: Mapping[str, Any]) -> Numbered:
         self.made += 1
         client = Numbered(self.made)
         client.ended, client.looked_up, client.leader = self.ended, self.looked_up, self.leader
-        client.timeouts_s = self.timeouts_s
+        client.timeouts_s, client.error_cb, client.refused = self.timeouts_s, settings["error_cb"], self.refused
         return client
 
 
@@ -86,6 +94,17 @@ def test_only_a_new_client_may_report_a_missing_topic(clients: Clients) -> None:
     with pytest.raises(TopicMissing):
         admin.call("t", failing(KafkaError.UNKNOWN_TOPIC_OR_PART, 2, 3))
     assert clients.made == 3
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"), [(False, "does not answer"), (True, "refuses the connection: error -169")]
+)
+def test_a_connection_that_is_refused_is_no_broker_that_is_away(clients: Clients, refused: bool, words: str) -> None:
+    """A wrong password: the call only learns that nobody answers, and the client's errors have the cause."""
+    clients.refused = refused
+    admin = KafkaAdmin({}, "kafka:9092")
+    with pytest.raises(LogUnavailable, match=f"Kafka at kafka:9092 {words}"):
+        admin.call("t", failing(KafkaError._TRANSPORT, 1))
 
 
 def test_a_failed_client_is_replaced_but_not_at_every_call(clients: Clients) -> None:
