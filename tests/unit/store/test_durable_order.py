@@ -73,6 +73,22 @@ def test_a_seal_commits_what_is_durable_in_one_synced_batch(store: Store, monkey
     assert [*durable_file(store.segments()[0].name), ("commit", "synced")] == events
 
 
+def test_a_file_has_no_name_before_its_bytes_are_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in between would leave a segment without its rows, which opening takes for whole."""
+    named, fsync = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".partial"):
+            named.append(os.path.exists(path.removesuffix(".partial")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(store, 1, [(A, 1, {"busy": 1})])
+    seal(store, 2)
+    assert [False] == named
+
+
 def test_directories_count_as_durable_behind_their_sync_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose sync failed is synced again, with all above it."""
     write(store, 1, [(A, 1, {"busy": 1})])

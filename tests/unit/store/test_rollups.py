@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -166,6 +167,26 @@ def test_a_seal_leaves_a_rollup(home: Path) -> None:
     assert ("a", None, 50, 1275.0, 1.0, 50.0, 50.0) == tuple(row[name] for name in row if name != "time")
     assert 0 == files_read(store)
     assert 50 == len(contents(store))
+    store.close()
+
+
+def test_a_rollup_does_not_count_rows_without_a_value(home: Path) -> None:
+    """Of a field that is null in some rows. Its first and last values have times of their own, too."""
+    times = tuple(RollupColumn(kind, "load") for kind in (Rolled.COUNT, Rolled.FIRST_TIME, Rolled.LAST_TIME))
+    store, _ = opened(home)
+    write(
+        store,
+        1,
+        [
+            (tags, time, fields if 10 <= time // (HOUR_NS // 60) < 30 else {"load": None, "busy": 1})
+            for tags, time, fields in minutes("a")
+        ],
+    )
+    seal(store, 2)
+    (row,) = rolled(store, request=RollupRequest(("host",), times))
+    count, first, last = [row[name] for name in row if name not in ("time", "host")]
+    minute = HOUR_NS // 60
+    assert (20, 10 * minute, 29 * minute) == (count, pd.Timestamp(first).value, pd.Timestamp(last).value)
     store.close()
 
 

@@ -21,6 +21,7 @@ from headrace.consumers.store import Store, StoreDamaged, digest_of_file
 from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.segment import Runs
 from headrace.consumers.store.segment_reader import read_rows
+from headrace.consumers.store.store_errors import SegmentUnread
 from headrace.schemas.tables import FieldType, TableSchema, TimeResolution
 from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -233,6 +234,17 @@ def test_a_flipped_byte_is_found_or_reported(store: Store) -> None:
             same_rows = rows_of(path.read_bytes()) == rows_of(good)
             assert (digest == entry.content_digest) == same_rows
         path.write_bytes(good)
+
+
+def test_a_file_with_other_rows_than_the_catalogue_is_no_answer(store: Store) -> None:
+    """A file of a segment that has another number of rows: those of a series would be taken for another's."""
+    write(store, 1, ROWS)
+    seal(store, 2)
+    entry = store.segments()[0]
+    path, at = store.segments_directory / entry.name, np.zeros(entry.rows, np.int64)
+    runs = Runs.of_times(pa.array(["cpu,host=a"]), np.array([entry.rows], np.int64), at)
+    with pytest.raises((StoreDamaged, SegmentUnread), match=f"{entry.rows} rows, the catalogue has {entry.rows + 1}"):
+        read_rows(path, replace(entry, rows=entry.rows + 1), runs, ["busy"])
 
 
 def test_the_digest_is_fixed() -> None:
