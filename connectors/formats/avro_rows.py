@@ -147,7 +147,8 @@ def _neighbours(program: Program, encoded: Collection[Path]) -> Iterator[slice]:
     """The numbers of columns of encoded texts that follow each other, two at least."""
     first = 0
     for number, column in enumerate((*program.columns, None)):
-        if column is None or column.op is not Op.TEXT or column.path not in encoded:
+        # Decimals are decoded as texts, too.
+        if column is None or column.op is not Op.TEXT or column.kind != pa.string() or column.path not in encoded:
             if number - first > 1:
                 yield slice(first, number)
             first = number + 1

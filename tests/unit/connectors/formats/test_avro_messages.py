@@ -183,6 +183,17 @@ def test_tags_that_repeat_together_are_those_of_each_record(data: st.DataObject)
         assert len(dictionary) == len(dictionary.unique()), "a text is in its dictionary once"
 
 
+def test_a_decimal_beside_tags_stays_a_decimal() -> None:
+    """It has its bytes as a text has, and may be a tag as well."""
+    decimals = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+    fields = [{"name": name, "type": decimals if name == "b" else "string"} for name in TAGS]
+    schema = {"type": "record", "name": "T", "fields": fields}
+    record = {"a": "x", "b": Decimal("12.30"), "c": "y"}
+    payloads = Payloads.of(pa.array([encoded(fastavro.parse_schema(schema), record)] * 4, pa.binary()))
+    table, _ = decode_records(payloads, program_of(schema), [(name,) for name in TAGS])
+    assert [tuple(record.values())] * 4 == [tuple(row.values()) for row in table.to_pylist()]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_doubles_that_follow_each_other_are_read_one_by_one(data: st.DataObject) -> None:
