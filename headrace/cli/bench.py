@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from importlib import import_module
 from typing import Annotated
 
@@ -45,8 +44,6 @@ def bench(
         if any(not separator for _, separator, _ in pairs):
             raise UsageInvalid("an option is not KEY=VALUE", action="for example -o rows=1000000")
         module = import_module(BENCHES[name])
-        # SIGTERM ends a run as Ctrl-C does: its broker and nodes would stay behind otherwise.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         output.note(f"measuring {name}")
         result = module.run({key: value for key, _, value in pairs}, output.note)
         output.result(result, lambda: output.table((name, "figure"), module.table(result)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +33,6 @@ def demo(
         keep_pandas_out()
         from headrace.demo.scenario import run
 
-        # SIGTERM ends the demo as Ctrl-C does: `run` then stops every process it started.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         ok = run(output, directory, trucks, keep)
     # Outside of `run_command`: a promise that did not hold is a result, which is printed already.
     if not ok:

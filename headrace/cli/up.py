@@ -168,12 +168,19 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
     output.line(f"stop:  headrace down{'' if directory == DEFAULT_DIRECTORY else f' --dir {directory}'}")
 
 
+def _started_in(directory: Path) -> LocalCluster:
+    """The cluster of a directory, or the Kafka of a start that was killed before it had one. Raises HeadraceError."""
+    from headrace.cluster_file import FILE_NAME
+    from headrace.local_cluster import LocalCluster
+
+    begun = LocalCluster(directory, nodes=0)
+    return begun if not (directory / FILE_NAME).exists() and begun.broker_pid else LocalCluster.load(directory)
+
+
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption = False) -> None:
     """Stop the nodes and Kafka of a directory; data stays."""
     with run_command(json_output, patient=True) as output:
-        from headrace.local_cluster import LocalCluster
-
-        local = LocalCluster.load(directory)
+        local = _started_in(directory)
         running = local.stop(on_progress=output.note)
         output.result(
             {"stopped": [node.name for node in local.file.nodes], "was_running": running},

@@ -14,14 +14,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.terminal.interruption import be_patient, prompt_interruption
-from headrace.terminal.output import Output
+from headrace.terminal.output import Output, print_remark
+from headrace.terminal.stop_signals import interrupting_signals
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
@@ -38,7 +39,7 @@ class UsageInvalid(HeadraceError):
 
 
 class Interrupted(StateUnknown):
-    """A command that Ctrl-C ended."""
+    """A command that Ctrl-C ended, or another signal to end."""
 
 
 @contextmanager
@@ -46,12 +47,12 @@ def run_command(json_output: bool = False, *, log_level: str = "warning", patien
     """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
 
     1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless
-    the setting `log.level` is given. `patient`: Ctrl-C only raises KeyboardInterrupt, for a body that stops
-    processes or handles signals itself. Others end soon after it, whatever they wait for.
+    the setting `log.level` is given. `patient`: Ctrl-C, SIGTERM and a closed terminal only raise KeyboardInterrupt,
+    for a body that stops processes. Others end soon after Ctrl-C, whatever they wait for.
     """
     output = Output(json_output)
     report = _interruption_report(output)
-    with prompt_interruption(report, EXIT_INTERRUPTED):
+    with prompt_interruption(report, EXIT_INTERRUPTED), interrupting_signals() if patient else nullcontext():
         if patient:
             be_patient()
         try:
@@ -89,7 +90,7 @@ def _interruption_report(output: Output) -> Callable[[], None]:
         if output.json_output:
             print_error(Interrupted("interrupted", action=output.left_running), json_output=True)
         else:
-            sys.stderr.write("\n".join(filter(None, ("interrupted", output.left_running))) + "\n")
+            print_remark("\n".join(filter(None, ("interrupted", output.left_running))))
 
     return report
 
@@ -112,11 +113,11 @@ def print_error(error: HeadraceError, *, json_output: bool) -> None:
             "retriable": error.retriable,
             "state_unknown": isinstance(error, StateUnknown),
         }
-        sys.stderr.write(json.dumps({"error": described}, ensure_ascii=False) + "\n")
+        print_remark(json.dumps({"error": described}, ensure_ascii=False))
         return
-    sys.stderr.write(f"error: {error.message}\n")
+    print_remark(f"error: {error.message}")
     if error.action:
-        sys.stderr.write(f"what to do: {error.action}\n")
+        print_remark(f"what to do: {error.action}")
 
 
 def configure_logging(level: str = "warning", *, json_output: bool = False) -> None:

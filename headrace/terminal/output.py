@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ def print_lines(lines: Iterable[str]) -> None:
         text = text.translate(_PLAIN_BORDERS).encode(encoding, "backslashreplace").decode(encoding)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def print_remark(text: str) -> None:
+    """Lines on stderr, dropped where they cannot be written, as after the end of a terminal."""
+    # A command that stops its processes must not leave them because nobody can read about it.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 class Output:
@@ -77,8 +85,7 @@ class Output:
 
     def note(self, message: str) -> None:
         """A remark for people on stderr, such as what the command waits for."""
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
+        print_remark(message)
 
     @contextmanager
     def progress(self, description: str, total: int | None = None, unit: str = "rows") -> Iterator[Advance]:

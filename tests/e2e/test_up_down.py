@@ -121,16 +121,16 @@ def assert_stops_quickly(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.slow(15)
-@pytest.mark.parametrize("after_s", [0.0, 2.0, 4.0])
-def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: float) -> None:
-    """Ctrl-C at any moment of a start stops every started process, and the next start works."""
+@pytest.mark.parametrize(("after_s", "number"), [(0.0, signal.SIGTERM), (2.0, signal.SIGINT), (4.0, signal.SIGHUP)])
+def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: float, number: int) -> None:
+    """Ctrl-C, SIGTERM or a closed terminal at any moment stops every started process, and the next start works."""
     command = [sys.executable, "-m", "headrace", "up", "--nodes", "2", "--dir", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
         assert b"Kafka" in child.stderr.readline()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(after_s)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         _, errors = child.communicate(timeout=60)
     assert child.returncode in (0, 130), errors
     if child.returncode == 130:

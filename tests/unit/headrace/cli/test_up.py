@@ -1,7 +1,10 @@
-"""`headrace up` that Ctrl-C ends late."""
+"""`headrace up` that ends before it shows a cluster, and `headrace down` behind it."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
+from headrace.connectors.kafka.broker_process import write_pid
+from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
 
 
@@ -38,3 +43,20 @@ def test_what_was_not_shown_to_run_is_stopped(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(up, moment, interrupted)
     ended = CliRunner().invoke(build_app(["up"]), ["up", "--restart", "n1", "--dir", str(tmp_path / "cluster")])
     assert (130, ["kafka", "n2"]) == (ended.exit_code, stopped)
+
+
+def test_down_ends_the_kafka_of_a_start_that_was_killed(tmp_path: Path) -> None:
+    """There are no nodes then, and no file of the cluster. `down` did not find it, and `up` advised `down`."""
+    broker = (tmp_path / "broker").resolve()
+    broker.mkdir()
+    save_identity(broker, BrokerIdentity.new(1))
+    with subprocess.Popen([sys.executable, "-c", "input()", directory_mark(broker)], stdin=subprocess.PIPE) as left:
+        try:
+            write_pid(broker, left.pid)
+            ended = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path), "--json"])
+            assert (0, ["kafka"]) == (ended.exit_code, json.loads(ended.stdout)["was_running"]), ended.stderr
+            left.wait(10)
+        finally:
+            left.kill()
+    again = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path)])
+    assert (1, True) == (again.exit_code, "no cluster was started" in again.stderr)
