@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli.usage import JsonErrors, add_examples
+from headrace.terminal.command import end_without_output
+from headrace.terminal.standard_streams import OutputUnwritable, flush_remarks, open_standard_streams
 
 NOUNS = (
     "demo",
@@ -96,22 +98,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _open_standard_input() -> None:
-    """An empty standard input where there is none, as daemons have it: the next file that is opened would take its place."""
-    if sys.stdin is None:
-        # The lowest number that is free, so it is 0.
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
-
-
 def main() -> None:
     """Entry point of the console script."""
     code = 1
-    _open_standard_input()
+    open_standard_streams()
     try:
         build_app(sys.argv[1:])()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
+    except OutputUnwritable as error:
+        # Help and version, which no command prints.
+        code = end_without_output(error, json_output=False)
+        sys.exit(code)
     finally:
+        flush_remarks()
         # What the command did, and its exit code, are decided: an interrupt only ends what the process still waits for.
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))

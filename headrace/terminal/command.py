@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import typer
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.terminal.interruption import be_patient, prompt_interruption
 from headrace.terminal.output import Output, print_remark
+from headrace.terminal.standard_streams import OutputUnwritable, give_up_output
 from headrace.terminal.stop_signals import interrupting_signals
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_READER_LEFT = 141
+"""That of a program which the system ends because nobody reads its output."""
 
 
 class UsageInvalid(HeadraceError):
@@ -42,11 +44,15 @@ class Interrupted(StateUnknown):
     """A command that Ctrl-C ended, or another signal to end."""
 
 
+class OutputLost(StateUnknown):
+    """A command whose output cannot be written. Its work may be done."""
+
+
 @contextmanager
 def run_command(json_output: bool = False, *, log_level: str = "warning", patient: bool = False) -> Iterator[Output]:
     """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
 
-    1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless
+    1 is a failure, 130 an interruption, 141 an output whose reader has left; an error class may name its own `exit_code`. `log_level` holds unless
     the setting `log.level` is given. `patient`: Ctrl-C, SIGTERM and a closed terminal only raise KeyboardInterrupt,
     for a body that stops processes. Others end soon after Ctrl-C, whatever they wait for.
     """
@@ -64,15 +70,24 @@ def run_command(json_output: bool = False, *, log_level: str = "warning", patien
         except KeyboardInterrupt:
             report()
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of stdout is gone, as with `head`. Python flushes stdout at exit and would print a second
-            # error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_FAILED) from None
+        except OutputUnwritable as error:
+            raise typer.Exit(end_without_output(error, json_output=json_output)) from None
         except OSError as error:
             named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             print_error(HeadraceError(named), json_output=json_output)
             raise typer.Exit(EXIT_FAILED) from None
+
+
+def end_without_output(error: OutputUnwritable, *, json_output: bool) -> int:
+    """The exit code of a command whose output cannot be written; names that, unless the reader has left."""
+    give_up_output()
+    if error.reader_left:
+        # As with `head`, which nobody wants to be an error.
+        return EXIT_READER_LEFT
+    action = "make room for it; the command may have done its work, so look before you repeat it"
+    lost = OutputLost(str(error), action=action)
+    print_error(lost, json_output=json_output)
+    return exit_code_of(lost)
 
 
 def exit_code_of(error: HeadraceError) -> int:

@@ -1,0 +1,73 @@
+"""Standard input and outputs as a process finds them: closed, on a full disk, or a pipe whose reader has left."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class OutputUnwritable(OSError):
+    """Standard output that cannot be written."""
+
+    # Without the number of its cause: the parser of the command line ends at a broken pipe with 1 and no word.
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {cause.strerror}")
+        self.reader_left = isinstance(cause, BrokenPipeError)
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output whose errors are told from those of files and connections."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """See FileIO. Raises OutputUnwritable."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            raise OutputUnwritable(error) from error
+
+
+def open_standard_streams() -> None:
+    """An empty input and outputs that discard, where there are none: the next file that is opened would take the place.
+
+    Standard output gets errors of its own, see OutputUnwritable.
+    """
+    # In this order: each gets the lowest number that is free, which is its own.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+    if sys.stdout is None:
+        sys.stdout = _discarding()
+    else:
+        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            sys.stdout.encoding,
+            sys.stdout.errors,
+            line_buffering=bool(sys.stdout.line_buffering),
+        )
+    if sys.stderr is None:
+        sys.stderr = _discarding()
+
+
+def give_up_output() -> None:
+    """Discard what standard output still holds: Python would write it at the end, and report that it cannot."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def flush_remarks() -> None:
+    """Write what standard error still holds, or discard it: it must not change the exit code of what was done."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _discarding() -> io.TextIOWrapper:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", errors="replace", closefd=False)
