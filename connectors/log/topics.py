@@ -20,6 +20,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 class ClusterNameInvalid(HeadraceError):
     """A cluster name that cannot be the prefix of a topic's name."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Topics:

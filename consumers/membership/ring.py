@@ -17,6 +17,8 @@ _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class ClusterInvalid(HeadraceError):
     """Settings that no cluster can have; names the setting."""
 
+    exit_code = 2
+
 
 class UnknownNode(HeadraceError):
     """A node that is not a member of the cluster."""
@@ -46,6 +48,15 @@ class RingNode:
 def is_node_id(text: str) -> bool:
     """Whether a topic's name may have it as a part; every group is named after a node."""
     return _NODE_ID.fullmatch(text) is not None
+
+
+def check_node_id(text: str) -> None:
+    """Refuse a name that no node can have. Raises ClusterInvalid."""
+    if not is_node_id(text):
+        raise ClusterInvalid(
+            f"node id {text!r} cannot be a part of a topic's name",
+            action="use at most 100 letters, digits, '.', '_' and '-', a letter or digit first",
+        )
 
 
 def default_position(node: str) -> int:

@@ -21,8 +21,8 @@ from headrace.consumers.membership.ring import (
     NodeExists,
     RingNode,
     UnknownNode,
+    check_node_id,
     in_ring_order,
-    is_node_id,
     successors,
 )
 from headrace.consumers.membership.slot_table_bytes import TableContent, decode_table, encode_table
@@ -146,11 +146,7 @@ class SlotTable:
         if joiner.id in self.nodes:
             raise NodeExists(f"node {joiner.id!r} is a member already", action="choose another id")
         _check((*self.nodes, joiner.id), self.replication, self.slots)
-        if not is_node_id(joiner.id):
-            raise ClusterInvalid(
-                f"node id {joiner.id!r} cannot be a part of a topic's name",
-                action="use at most 100 letters, digits, '.', '_' and '-', a letter or digit first",
-            )
+        check_node_id(joiner.id)
         ring = in_ring_order((*self.ring, joiner))
         place = ring.index(joiner)
         owners = self._owners + (self._owners >= place)

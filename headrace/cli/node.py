@@ -165,12 +165,16 @@ def _without_collection() -> Iterator[None]:
 
 
 def load_node_settings(flags: Mapping[str, object]) -> Settings:
-    """The settings of a command that opens a node's data. Raises SettingsInvalid."""
+    """The settings of a command that opens a node's data. Raises SettingsInvalid, ClusterInvalid."""
+    from headrace.consumers.membership.ring import check_node_id
     from headrace.settings import load_settings
 
     loaded = load_settings(flags)
     loaded.require("node.id", "--id")
     loaded.require("node.data_dir", "--data-dir")
+    # Now, and not after a wait for Kafka.
+    for name in (loaded.node.id, *loaded.node.nodes):
+        check_node_id(name)
     return loaded
 
 

@@ -80,13 +80,19 @@ def _start(output: Output, local: LocalCluster, directory: Path, restarted: Sequ
 
 
 def _cluster_of(directory: Path, name: str | None, nodes: int | None, replication: int | None) -> LocalCluster:
-    """The cluster of a directory: name, replication and ports are those of the first `up`. Raises UsageInvalid."""
+    """The cluster of a directory: name, replication and ports are those of the first `up`.
+
+    Raises UsageInvalid, ClusterNameInvalid.
+    """
     from headrace.cluster_file import FILE_NAME
+    from headrace.connectors.log.topics import Topics
     from headrace.local_cluster import LocalCluster
     from headrace.settings import load_settings
 
     if not (directory / FILE_NAME).exists():
         settings = load_settings({"cluster.name": name}, directory=directory.absolute().parent)
+        # Before anything starts: each node would find it, behind a Kafka that nobody needs.
+        Topics(settings.cluster.name)
         if (replication or 1) > (nodes or NODES):
             raise UsageInvalid(
                 f"{nodes or NODES} nodes cannot hold each row {replication} times",

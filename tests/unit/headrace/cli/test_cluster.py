@@ -281,7 +281,7 @@ def test_a_balanced_cluster_has_nothing_to_move(scene: Scene) -> None:
     [
         ("remove plant-9 --dry-run", (1, "UnknownNode")),
         ("add plant-3 --dry-run", (1, "NodeExists")),
-        ("add a/b --dry-run", (1, "ClusterInvalid")),
+        ("add a/b --dry-run", (2, "ClusterInvalid")),
         ("slots --slot 60", (1, "UnknownSlot")),
         ("slots --slot -1", (1, "UnknownSlot")),
         ("slots --database plants --time 2026-01-01", (1, "UnknownDatabase")),

@@ -51,6 +51,10 @@ def run(*arguments: str) -> Result:
         (["table", "drop", "plant.pumps", "--json"], "dropping plant.pumps needs a yes"),
         (["retention", "set", "plant.pumps", "soon", "--json"], "retention soon is not a duration"),
         (["delete", "--database", "plant", "--table", "pumps", "--json"], "this deletes every row of the table"),
+        (["seal", "--cluster", "Bad Name", "--bootstrap", "k:1", "--json"], "cluster name 'Bad Name'"),
+        (["up", "--cluster", "Bad Name", "--json"], "cluster name 'Bad Name'"),
+        (["node", "run", "--id", "a/b", "--data-dir", "d", "--json"], "node id 'a/b'"),
+        (["node", "run", "--id", "a", "--nodes", "a,b/c", "--data-dir", "d", "--json"], "node id 'b/c'"),
         (["delete", "--database", "d", "--table", "t", "--end", "1767225600", "--json"], "looks like seconds"),
     ],
 )
