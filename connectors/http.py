@@ -172,11 +172,12 @@ class NodeAnswer:
 def base_url(address: str) -> str:
     """`http://HOST:PORT` of a node's address, given as `HOST:PORT` or as a URL. Raises ValueError.
 
-    Query and fragment are dropped: a link copied from the browser carries the page's own.
+    Only a URL may have no port, which is that of a proxy then. Query and fragment are dropped: a link copied from the browser carries the page's own.
     """
     parts = urlsplit(address if "://" in address else f"http://{address}")
     # Reading a port that is no number raises ValueError.
-    if parts.scheme != "http" or not parts.hostname or parts.port == 0 or parts.path not in ("", "/"):
+    missing = parts.port == 0 or (parts.port is None and "://" not in address)
+    if parts.scheme != "http" or not parts.hostname or missing or parts.path not in ("", "/"):
         raise ValueError(f"{address!r} is not the address of a node")
     return f"http://{parts.netloc}"
 

@@ -45,7 +45,7 @@ class NodeClient:
             self.url = base_url(url)
         except ValueError:
             raise NodeAddressInvalid(
-                f"{url!r} is not the address of a node",
+                f"{url!r} is not the address of a node, HOST:PORT or a URL",
                 action="write it like 127.0.0.1:8080 or http://127.0.0.1:8080",
             ) from None
         self._answer_timeout_s = answer_timeout_s

@@ -14,6 +14,7 @@ from headrace.connectors.log.port import ClientSettingsRefused
 COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
 PRODUCER_QUEUE_KBYTES = 65_536
+PORT_MAX = 65_535
 # Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 
@@ -44,10 +45,17 @@ IN_FLIGHT_MAX = 4
 
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
-    """The settings of every client. Raises ClientSettingsRefused without an address."""
+    """The settings of every client. Raises ClientSettingsRefused without an address, or for one that is none."""
     if not bootstrap.strip():
         # librdkafka takes it, and connects to nothing.
         raise ClientSettingsRefused("no address of Kafka is given", action="name it as host:port (bootstrap)")
+    for address in filter(None, map(str.strip, bootstrap.split(","))):
+        # librdkafka takes any text and waits for its answer.
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= PORT_MAX:
+            raise ClientSettingsRefused(
+                f"the address of Kafka {address} is not HOST:PORT", action="for example --bootstrap 127.0.0.1:9092"
+            )
     return {
         "bootstrap.servers": bootstrap,
         "client.id": "headrace",
