@@ -1,16 +1,31 @@
-"""`cluster.json`: names, addresses and pids of a local cluster, so that a later process can stop what another started."""
+"""`cluster.json`: names, addresses and pids of a local cluster, so that a later process can stop what another started.
+
+And the lock of its directory, which one start holds.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from headrace.connectors.files import write_atomically
+from headrace.connectors.files import create_directories, write_atomically
 from headrace.node_process import NodeProcess
 from headrace.schemas.errors import HeadraceError
 
 FILE_NAME = "cluster.json"
+LOCK_NAME = "up.lock"
+
+
+class ClusterDirectoryUnusable(HeadraceError):
+    """A directory in which no cluster can be started."""
+
+
+class ClusterStarting(HeadraceError):
+    """Another process starts the cluster of a directory."""
 
 
 @dataclass(slots=True)
@@ -38,3 +53,30 @@ def read_cluster_file(directory: Path) -> ClusterFile:
 def write_cluster_file(directory: Path, content: ClusterFile) -> None:
     """Replace the file in a directory."""
     write_atomically(directory / FILE_NAME, json.dumps(asdict(content), indent=1).encode())
+
+
+@contextmanager
+def starting(directory: Path) -> Iterator[None]:
+    """Hold a directory, which is created if it is missing, for one start.
+
+    Raises ClusterDirectoryUnusable, ClusterStarting.
+    """
+    try:
+        handle = (create_directories(directory) / LOCK_NAME).open("a")
+    except OSError as error:
+        other = f"{error.filename}: " if str(error.filename) not in map(str, (directory, directory / LOCK_NAME)) else ""
+        raise ClusterDirectoryUnusable(
+            f"no cluster can be in {directory}: {other}{error.strerror}",
+            action="free space, or name a directory that can be written with --dir",
+        ) from error
+    with handle:
+        try:
+            # Ends with the process, whatever ends that: nodes and Kafka do not inherit it.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterStarting(
+                f"another headrace up starts the cluster in {directory}",
+                action="wait for it, or name another --dir",
+                retriable=True,
+            ) from None
+        yield

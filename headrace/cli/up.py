@@ -50,19 +50,22 @@ def up(
     Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
     """
     with run_command(json_output, patient=True) as output:
+        from headrace.cluster_file import starting
+
         local = _cluster_of(directory, cluster, nodes, replication)
         known = [node.name for node in local.file.nodes]
         unknown = [name for name in restart or () if name not in known]
         if unknown:
             raise UsageInvalid(f"there is no node {unknown[0]}", action=f"choose one of {', '.join(known)}")
-        if restart:
-            local.stop(restart, output.note)
-        try:
-            _start(output, local, directory, restart or ())
-        except KeyboardInterrupt:
-            # What was not shown to run must not run on.
-            local.undo_start(output.note)
-            raise
+        with starting(directory):
+            if restart:
+                local.stop(restart, output.note)
+            try:
+                _start(output, local, directory, restart or ())
+            except KeyboardInterrupt:
+                # What was not shown to run must not run on.
+                local.undo_start(output.note)
+                raise
 
 
 def _start(output: Output, local: LocalCluster, directory: Path, restarted: Sequence[str]) -> None:

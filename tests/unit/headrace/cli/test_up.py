@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
+from headrace.cluster_file import starting
 from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
@@ -60,3 +61,23 @@ def test_down_ends_the_kafka_of_a_start_that_was_killed(tmp_path: Path) -> None:
             left.kill()
     again = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path)])
     assert (1, True) == (again.exit_code, "no cluster was started" in again.stderr)
+
+
+def test_a_directory_that_cannot_be_used_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """A file in its place, or in that of a parent, and what to do. It was an error of the broker's pid file."""
+    (tmp_path / "file").write_text("mine")
+    for place, named in (("file", "file: Not a directory"), ("file/x", f"{tmp_path}/file: Not a directory")):
+        ended = CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(tmp_path / place)])
+        assert (1, 2) == (ended.exit_code, len(ended.stderr.splitlines())), ended.stderr
+        assert f"error: no cluster can be in {tmp_path / place}: " in ended.stderr
+        assert named in ended.stderr
+        assert "what to do: free space, or name a directory that can be written with --dir" in ended.stderr
+
+
+def test_a_second_up_names_the_first(tmp_path: Path) -> None:
+    """Both would start the same nodes. The call may be repeated."""
+    with starting(tmp_path):
+        ended = CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(tmp_path), "--json"])
+    error = json.loads(ended.stderr)["error"]
+    assert (1, "ClusterStarting", True) == (ended.exit_code, error["type"], error["retriable"])
+    assert f"another headrace up starts the cluster in {tmp_path}" == error["message"]
