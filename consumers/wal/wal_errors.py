@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
@@ -66,7 +67,8 @@ class LogDamaged(WriteAheadLogError):
     def __init__(self, file: Path, offset: int, reason: str) -> None:
         super().__init__(
             f"{file} is damaged at offset {offset}: {reason}",
-            action=f"restore the directory from a copy, or show what would be lost: headrace wal repair {file.parent}",
+            action="restore the directory from a copy, or show what would be lost: "
+            f"headrace wal repair {quote(str(file.parent))}",
         )
         self.file = file
         self.offset = offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -137,8 +138,11 @@ def _write_settings(output: Output, local: LocalCluster) -> Path | None:
             output.note(f"{folder / FILE_NAME}: {line}")
         settings = load_settings(directory=folder)
     # The cluster runs all the same, and its options are in the output.
-    except (OSError, HeadraceError) as error:
-        output.note(f"warning: {folder / FILE_NAME} was not written: {error}")
+    except HeadraceError as error:
+        output.note(f"warning: {error}")
+        return None
+    except OSError as error:
+        output.note(f"warning: {folder / FILE_NAME} was not written: {error.strerror}")
         return None
     for name, value in values.items():
         if settings.value(name) != value:
@@ -174,7 +178,7 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
     for name in sorted(local.joining):
         output.line(f"add:   headrace cluster add {name}{options}")
     output.line(f"look:  {nodes[0][1]}/")
-    output.line(f"stop:  headrace down{'' if directory == DEFAULT_DIRECTORY else f' --dir {directory}'}")
+    output.line(f"stop:  headrace down{'' if directory == DEFAULT_DIRECTORY else f' --dir {quote(str(directory))}'}")
 
 
 def _started_in(directory: Path) -> LocalCluster:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -137,4 +138,4 @@ def _print_next_steps(stage: Stage) -> None:
     stage.output.note("the cluster is left running")
     stage.output.note(f"  ask:   headrace query 'SELECT count(*) FROM {DATABASE}.readings' --node {cluster.url(node)}")
     stage.output.note(f"  look:  {cluster.url(node)}/")
-    stage.output.note(f"  stop:  headrace down --dir {cluster.directory}")
+    stage.output.note(f"  stop:  headrace down --dir {quote(str(cluster.directory))}")

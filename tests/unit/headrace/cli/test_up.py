@@ -81,3 +81,18 @@ def test_a_second_up_names_the_first(tmp_path: Path) -> None:
     error = json.loads(ended.stderr)["error"]
     assert (1, "ClusterStarting", True) == (ended.exit_code, error["type"], error["retriable"])
     assert f"another headrace up starts the cluster in {tmp_path}" == error["message"]
+
+
+def test_up_prints_a_command_that_a_shell_takes_and_a_warning_that_names_its_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path with a space is quoted. An inline table in `headrace.toml` is not edited."""
+    monkeypatch.setattr(LocalCluster, "start", lambda *_: ["kafka"])
+    settings = tmp_path / "headrace.toml"
+    settings.write_text('cluster = { name = "mine" }\n')
+    directory = tmp_path / "my data"
+    ended = CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(directory)])
+    assert (0, True) == (ended.exit_code, f"headrace down --dir '{directory}'\n" in ended.stdout)
+    (warning,) = ended.stderr.splitlines()
+    assert warning.startswith(f"warning: {settings} was not updated (set these in it: ")
+    assert 1 == warning.count(str(settings))
