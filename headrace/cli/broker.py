@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
-from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.command import EXIT_FAILED, UsageInvalid, run_command
 
 DataDirectory = Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of the broker's data.")]
 
@@ -72,12 +72,15 @@ def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
 
 @broker.command()
 def status(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
-    """Whether the broker of a directory runs and answers."""
+    """Whether the broker of a directory runs and answers; exit code 1 when it does not."""
     with run_command(json_output, patient=True) as output:
         from headrace.connectors.kafka.broker import EmbeddedBroker
 
         found = EmbeddedBroker(data_dir).status()
         output.result(asdict(found))
+        # As `headrace status` of a node that is not ready.
+        if not found.answers:
+            raise typer.Exit(EXIT_FAILED)
 
 
 def parse_ports(text: str) -> list[int]:

@@ -165,7 +165,11 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
 
     kafka = (KAFKA, local.bootstrap, "", local.broker_pid, state(KAFKA))
     nodes = [
-        (node.name, local.url(node.name), f"grpc://{node.flight}" if node.flight else "", node.pid, state(node.name))
+        # The pid of a node that does not run is 0, which is none.
+        (
+            *(node.name, local.url(node.name), f"grpc://{node.flight}" if node.flight else ""),
+            *(node.pid or None, state(node.name)),
+        )
         for node in local.file.nodes
     ]
     members = [node for node in local.file.nodes if not node.removed and node.name not in local.joining]
@@ -195,7 +199,8 @@ def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption
     with run_command(json_output, patient=True) as output:
         local = _started_in(directory)
         running = local.stop(on_progress=output.note)
+        named = f"cluster {local.cluster}" if local.file.nodes else "a cluster that had only begun to start"
         output.result(
-            {"stopped": [node.name for node in local.file.nodes], "was_running": running},
-            f"cluster {local.cluster} {'is stopped' if running else 'was not running'}, its data stays in {directory}",
+            {"stopped": running},
+            f"{named} {'is stopped' if running else 'was not running'}, its data stays in {directory}",
         )

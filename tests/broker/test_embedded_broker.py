@@ -221,7 +221,8 @@ def test_captured_pipes_close_with_the_command(tmp_path: Path) -> None:
         stopped = headrace("stop", "--data-dir", directory, "--json")
     assert {"stopped": True} == json.loads(stopped.stdout)
     assert {"stopped": False} == json.loads(headrace("stop", "--data-dir", directory, "--json").stdout)
-    assert not json.loads(headrace("status", "--data-dir", directory, "--json").stdout)["running"]
+    status = headrace("status", "--data-dir", directory, "--json")
+    assert (1, False) == (status.returncode, json.loads(status.stdout)["running"])
 
 
 @pytest.mark.slow(12)

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
-from headrace.cluster_file import starting
+from headrace.cluster_file import ClusterFile, starting, write_cluster_file
 from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
+from headrace.node_process import NodeProcess
 
 
 @pytest.mark.parametrize("moment", ["_write_settings", "_show"])
@@ -55,7 +56,7 @@ def test_down_ends_the_kafka_of_a_start_that_was_killed(tmp_path: Path) -> None:
         try:
             write_pid(broker, left.pid)
             ended = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path), "--json"])
-            assert (0, ["kafka"]) == (ended.exit_code, json.loads(ended.stdout)["was_running"]), ended.stderr
+            assert (0, ["kafka"]) == (ended.exit_code, json.loads(ended.stdout)["stopped"]), ended.stderr
             left.wait(10)
         finally:
             left.kill()
@@ -96,3 +97,16 @@ def test_up_prints_a_command_that_a_shell_takes_and_a_warning_that_names_its_fil
     (warning,) = ended.stderr.splitlines()
     assert warning.startswith(f"warning: {settings} was not updated (set these in it: ")
     assert 1 == warning.count(str(settings))
+
+
+def test_a_node_that_does_not_run_has_no_pid_and_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` shows a removed node without a process, and `down` names only what it has stopped."""
+    write_cluster_file(tmp_path, ClusterFile("c", "k:1", [NodeProcess("n1", "127.0.0.1:1", removed=True)], 1))
+    monkeypatch.setattr(LocalCluster, "start", lambda *_: [])
+    shown = CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(tmp_path)]).stdout
+    (line,) = [line for line in shown.splitlines() if "removed" in line]
+    assert ["n1", "http://127.0.0.1:1", "", "", "removed"] == [cell.strip() for cell in line.strip("│").split("│")]
+    ended = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path), "--json"])
+    assert {"stopped": []} == json.loads(ended.stdout)
