@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import timedelta
 
@@ -25,7 +24,6 @@ class DurationInvalid(HeadraceError):
 def duration_s(given: float | str | timedelta) -> float:
     """A duration in seconds. Raises DurationInvalid."""
     seconds = _seconds(given)
-    # NaN fails every comparison, so the question is whether it is inside.
     if seconds is None or not 0 <= seconds <= DURATION_S_MAX:
         raise DurationInvalid(
             f"{given!r} is not a duration from 0 s to 366 d",
@@ -38,7 +36,8 @@ def _seconds(given: object) -> float | None:
     if isinstance(given, timedelta):
         return given.total_seconds()
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given) if math.isfinite(given) else None
+        # Compared first: JSON has integers that no float holds. NaN fails every comparison.
+        return float(given) if 0 <= given <= DURATION_S_MAX else None
     if not isinstance(given, str):
         return None
     text = given.strip()

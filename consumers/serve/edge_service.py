@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.routing import Route
 
 from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.serve.request_bodies import bounded_body
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.sync.centres import CentreUnknown
 from headrace.consumers.sync.edge_store import EdgeStore
@@ -28,6 +30,8 @@ from headrace.schemas.errors import HeadraceError, StateUnknown
 
 BODY_BYTES_MAX = 1 << 20
 DIGITS_MAX = 18
+NUMBER_MAX = 2**63
+"""JSON has numbers that no float holds."""
 ROOT = "/api/v1/sync"
 _STATUSES: Mapping[type, int] = {RequestInvalid: 400, SyncSnapshotUnknown: 404, CentreUnknown: 404}
 Call = Callable[[EdgeStore, Request, Mapping[str, Any]], Response]
@@ -114,11 +118,8 @@ def _file(edge: EdgeStore, request: Request, _body: Mapping[str, Any]) -> Respon
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > BODY_BYTES_MAX:
-            raise RequestInvalid("the body is too large", action="send one request of a sender")
+    refusal = RequestInvalid("the body is too large", action="send one request of a sender")
+    data = await bounded_body(request, BODY_BYTES_MAX, refusal)
     try:
         # A request without arguments may have no body.
         body = json.loads(data) if data else {}
@@ -138,7 +139,7 @@ def _text(body: Mapping[str, Any], name: str) -> str:
 
 def _number(body: Mapping[str, Any], name: str) -> float:
     value = body.get(name, 0)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0 or NUMBER_MAX < value < math.inf:
         raise RequestInvalid(f"{name} is not a number from 0 on", action=f"send {name} in seconds")
     return float(value)
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.serve.query_service import RequestTooLarge, http_status
+from headrace.consumers.serve.request_bodies import bounded_body
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.errors import HeadraceError
@@ -55,11 +56,8 @@ async def _statement(request: Request) -> str:
     """The statement of a URL, or of a form. Raises RequestTooLarge."""
     if "q" in request.query_params:
         return request.query_params["q"]
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > STATEMENT_BYTES_MAX:
-            raise RequestTooLarge(f"the body is larger than {STATEMENT_BYTES_MAX} bytes", action="send one statement")
+    refusal = RequestTooLarge(f"the body is larger than {STATEMENT_BYTES_MAX} bytes", action="send one statement")
+    body = await bounded_body(request, STATEMENT_BYTES_MAX, refusal)
     is_form = request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM
     return parse_qs(body.decode(errors="replace")).get("q", [""])[0] if is_form else ""
 

@@ -22,6 +22,7 @@ from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.result_formats import MEDIA_TYPES, Chunk, encode
 from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.serve.request_bodies import bounded_body
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
@@ -36,7 +37,9 @@ SMALL_BYTES_MAX = 16 * 1024
 FORMAT_DEFAULT = "json"
 QUERY_PARAMETERS = ("after", "timeout_ms", "limit", "stale", "parameters", "user")
 """What a query may have beside its SQL and its format, on every surface."""
-DIGITS_MAX = 18
+COUNT_MAX = 2**63 - 1
+"""DuckDB and Arrow count rows and offsets in 64 bits."""
+DIGITS_MAX = len(str(COUNT_MAX))
 USER_CHARACTERS_MAX = 100
 _log = structlog.get_logger(__name__)
 
@@ -270,7 +273,7 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
         raise RequestInvalid("after does not map groups to offsets", action='send {"after": {"group": offset}}')
     for part in ("timeout_ms", "limit"):
         if given.get(part) is not None and not (_is_count(given[part]) and given[part] > 0):
-            raise RequestInvalid(f"{part} is not a positive whole number")
+            raise _not_positive(part)
     parameters = given.get("parameters") or {}
     problem = problem_of(parameters)
     if problem is not None:
@@ -302,15 +305,8 @@ async def posted_json(request: Request) -> Mapping[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    # Counted while it arrives: the length that a client announces need not be true.
-    parts: list[Chunk] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > BODY_BYTES_MAX:
-            raise RequestTooLarge(f"the body is larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")
-        parts.append(part)
-    return b"".join(parts)
+    refusal = RequestTooLarge(f"the body is larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")
+    return await bounded_body(request, BODY_BYTES_MAX, refusal)
 
 
 def _parsed(name: str, text: str | bytes) -> Any:
@@ -332,13 +328,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX:
-        raise RequestInvalid(f"{name} is not a positive whole number")
+        raise _not_positive(name)
     return int(text)
+
+
+def _not_positive(name: str) -> RequestInvalid:
+    return RequestInvalid(f"{name} is not a positive whole number", action=f"send one from 1 to {COUNT_MAX}")
 
 
 def _is_count(value: object) -> bool:
     # In Python `True` is an int; in JSON it is not a number.
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -COUNT_MAX <= value <= COUNT_MAX
 
 
 def http_status(error: HeadraceError) -> int:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.serve.request_bodies import bounded_body
 from headrace.consumers.serve.request_threads import LOAD_THREADS, RequestThreads
 from headrace.consumers.serve.sync_loads import SyncLoads
 from headrace.consumers.serve.sync_uploads import LinkMissing, Upload, UploadInvalid, UploadRequest, Uploads
@@ -154,12 +155,9 @@ async def _write(upload: Upload, request: Request) -> bytes:
 
 
 async def _load(service: SyncService, request: Request) -> Response:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LOADS_BODY_BYTES_MAX:
-            raise RequestInvalid("the manifests are larger than any", action="send fewer at once")
-    key, requests = _key(request.query_params), decode_loads(bytes(body))
+    refusal = RequestInvalid("the manifests are larger than any", action="send fewer at once")
+    body = await bounded_body(request, LOADS_BODY_BYTES_MAX, refusal)
+    key, requests = _key(request.query_params), decode_loads(body)
     answers = await service.load(key, requests)
     return JSONResponse({"files": [_answer(each) for each in answers]})
 

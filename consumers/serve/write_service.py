@@ -25,6 +25,7 @@ from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnre
 from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
+from headrace.consumers.serve.request_bodies import bounded_body
 from headrace.consumers.serve.request_threads import LINE_THREADS, WRITE_THREADS, RequestThreads
 from headrace.consumers.serve.schema_service import quorum_of
 from headrace.consumers.serve.write_api import WriteApi, WriteOptions
@@ -182,14 +183,7 @@ class WriteService:
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip"):
             raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
-        # Counted while it arrives: the length that a client announces need not be true.
-        parts, size = list[bytes](), 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-        body = b"".join(parts)
+        body = await bounded_body(request, limit, _too_large(limit))
         return await self._queueing.run(decompressed, body, limit) if encoding == "gzip" else body
 
 

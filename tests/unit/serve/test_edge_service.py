@@ -48,3 +48,16 @@ def test_a_seal_that_nobody_confirms_is_asked_for_again(error: HeadraceError, ag
 
     answer = asyncio.run(seal())
     assert (409, again) == (answer.status_code, answer.json()["error"]["retriable"])
+
+
+@pytest.mark.parametrize(("age_s", "status"), [("1e400", 200), ("1" + "0" * 400, 400), ("-1", 400), ("5", 200)])
+def test_an_age_that_no_float_holds_is_refused(age_s: str, status: int) -> None:
+    """JSON has integers of any length. Such a one was an error of the node."""
+    store: Any = SimpleNamespace(seal=lambda _age_s: {})
+    app = Starlette(routes=edge_routes(lambda: store))
+
+    async def seal() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as client:
+            return (await client.post("/api/v1/sync/seal", content=f'{{"age_s": {age_s}}}')).status_code
+
+    assert status == asyncio.run(seal())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 
 import httpx
@@ -130,6 +132,10 @@ def test_a_bad_query_is_400_with_kind_message_and_action(client: httpx.Client, s
         {"sql": "SELECT 1", "timeout_ms": 0},
         {"sql": "SELECT 1", "timeout_ms": "5"},
         {"sql": "SELECT 1", "limit": True},
+        {"sql": "SELECT 1", "limit": 2**63},
+        {"sql": "SELECT 1", "timeout_ms": 10**400},
+        {"sql": "SELECT 1", "stale": 10**400},
+        {"sql": "SELECT 1", "after": {"n1": 2**63}},
         {"sql": "SELECT 1", "after": ["n1"]},
         {"sql": "SELECT 1", "after": {"n1": "5"}},
         ["SELECT 1"],
@@ -139,6 +145,8 @@ def test_a_request_that_is_no_query_is_refused(client: httpx.Client, document: o
     """Every part of a request is checked, and the message names the part."""
     answer = client.post("/api/v1/query", json=document)
     assert (400, "RequestInvalid") == (answer.status_code, answer.json()["error"]["kind"])
+    part = list(document)[-1] if isinstance(document, dict) and len(document) == 2 else ""
+    assert part in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +155,27 @@ def test_a_request_that_is_no_query_is_refused(client: httpx.Client, document: o
 def test_a_link_that_is_no_query_is_refused(client: httpx.Client, query: str) -> None:
     """The same for queries in the address."""
     assert "RequestInvalid" == client.get(f"/api/v1/query?{query}").json()["error"]["kind"]
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(3, 3), (2**63 - 1, 15)])
+def test_a_limit_of_64_bits_is_one(client: httpx.Client, limit: int, rows: int) -> None:
+    """Also the largest one, in a body and in an address."""
+    given = {"sql": "SELECT * FROM iot.readings", "limit": limit}
+    assert rows == len(client.post("/api/v1/query", json=given).json())
+    given["q"] = given.pop("sql")
+    assert rows == len(client.get("/api/v1/query", params=given).json())
+
+
+@pytest.mark.parametrize("path", ["/api/v1/query", "/query"])
+def test_a_body_that_is_too_large_is_answered_before_the_connection_ends(client: httpx.Client, path: str) -> None:
+    """Clients such as urllib write all of a body first. They met the end of the connection and saw no answer."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{client.base_url}{path}", b"x" * 8_000_000, headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    with refused.value as answer:
+        assert 413 == answer.code
+        assert b"larger than" in answer.read()
 
 
 def test_bodies_are_bounded_and_are_json(client: httpx.Client) -> None:
