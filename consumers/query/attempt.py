@@ -10,6 +10,7 @@ from functools import partial
 import duckdb
 import pyarrow as pa
 
+from headrace.consumers.query.answer_width import check_width
 from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.file_pauses import parts_of_statement
@@ -82,6 +83,7 @@ class Attempt:
         self._drivers: FragmentDrivers | None = None
         self._on_schema: Callable[[pa.Schema], None] | None = None
         self._steps = LongSteps(turn, wanted.sql)
+        self._has_much = False
         self._input_rows = 0
 
     def at_row(self, row: int) -> None:
@@ -102,6 +104,7 @@ class Attempt:
             session.bind(session.check(wanted.sql), wanted.parameters)
             return session
 
+        self._has_much = has_much
         few = SeriesRun.of(host, wanted)
         if few is not None:
             self.reading = begin_reading(host.source, fence, wanted.after, self._timer, self._turn, self._output)
@@ -124,9 +127,9 @@ class Attempt:
             session.register("__shown", shown)
             self._write(session, fence, f"{statement.explain}FROM __shown")
         else:
-            self._answer(session, bound, self.reading, has_much=has_much)
+            self._answer(session, bound, self.reading)
 
-    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_much: bool) -> None:
+    def _answer(self, session: Session, bound: BoundStatement, reading: Reading) -> None:
         statement, source = bound.statement, self._host.source
         resolved = resolve(statement.tables, statement.cte_names, source.tables())
         schemas = {key: source.schema(*key) for key in resolved.tables}
@@ -141,19 +144,19 @@ class Attempt:
         hourly = [key for key, plan in plans.items() if plan.hourly]
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:
-            self._prepare(statement, has_much=has_much)
+            self._prepare(statement)
             self._write(session, reading.fence, divided)
             return
         self._learn_schema(statement, schemas, plans)
         scans = self._scans(session, schemas, plans, reading)
         if self._drivers is not None:
             run = ParallelRun(self._drivers, bound, resolved, schemas, plans, scans)
-            if self._ran_parallel(session, run, reading, statement, has_much=has_much):
+            if self._ran_parallel(session, run, reading, statement):
                 return
             self._turn.pause()
         reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._turn.pause()
-        self._prepare(statement, has_much=has_much)
+        self._prepare(statement)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
             return
         try:
@@ -249,9 +252,7 @@ class Attempt:
         self._input_rows = run.input_rows
         return sql
 
-    def _ran_parallel(
-        self, session: Session, run: ParallelRun, reading: Reading, statement: Statement, *, has_much: bool
-    ) -> bool:
+    def _ran_parallel(self, session: Session, run: ParallelRun, reading: Reading, statement: Statement) -> bool:
         """Whether the statement ran as several drivers. Nothing is shown if not."""
         if not run.pays:
             return False
@@ -259,7 +260,7 @@ class Attempt:
         sql = run.prepared(session, self._resources, reading)
         if sql is not None:
             self._input_rows = run.input_rows
-            self._prepare(statement, has_much=has_much)
+            self._prepare(statement)
             self._write(session, reading.fence, sql)
             return True
         filtered = run.filtered(session)
@@ -278,10 +279,10 @@ class Attempt:
             rollups_used=sum(scan.figures.rolled_up for scan in scans),
         )
 
-    def _prepare(self, statement: Statement, *, has_much: bool) -> None:
+    def _prepare(self, statement: Statement) -> None:
         """Before a statement with steps that cannot stop, or that holds many rows: a turn and memory for such ones."""
         is_small = self._input_rows < SMALL_INPUT_ROWS
-        if statement.holds_rows and not is_small and not has_much:
+        if statement.holds_rows and not is_small and not self._has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
         self._steps.before_rows(statement, is_small=is_small, outgrown=self._outgrown)
 
@@ -364,6 +365,9 @@ class Attempt:
         names = unique_names(found.names)
         schema = pa.schema([each.with_name(name) for each, name in zip(found, names, strict=True)])
         left = self._wanted.row_limit
+        # Here: what fails behind its first rows cannot begin again.
+        if left != 0 and not self._has_much:
+            check_width(schema, self._memory_mb)
         while left != 0 and (batch := next(batches, None)) is not None:
             if left is not None:
                 batch = batch.slice(0, left)

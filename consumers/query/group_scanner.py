@@ -19,6 +19,7 @@ from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.running_scan import RunningScan
+from headrace.consumers.query.scan_memory import ScanMemory
 from headrace.consumers.query.scan_request import RemoteScanRequest
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
@@ -59,6 +60,7 @@ class GroupScanner:
         self._source = source
         self._schemas = schemas
         self._engine = engine
+        self._memory = ScanMemory(node, engine.settings)
         self._permits = threading.BoundedSemaphore(self.scans_max)
         self._lock = threading.Lock()
 
@@ -85,7 +87,7 @@ class GroupScanner:
         try:
             fence = LocalFence(self._source.groups, self._source.state, [topic], request.table_version)
             schema = self._schema(request)
-            return RunningScan(resources, self._engine, request, schema, fence, self._source, self._end)
+            return RunningScan(resources, self._engine, request, schema, fence, self._source, self._memory, self._end)
         except BaseException:
             resources.close()
             raise

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from headrace.consumers.query.answer_width import WideAnswer
 from headrace.consumers.query.attempt import Attempt
 from headrace.consumers.query.query_errors import (
     FunctionRefused,
@@ -176,9 +177,11 @@ class QueryRun:
             with turn.outside(BlockedOn.LOG):
                 return self._host.source.plans_again(fence, self._timer.left_s)
         # An error of DuckDB, and not of another limit.
-        more_mb = next((size_mb for size_mb in self._sizes_mb if size_mb > self._memory_mb), self._memory_mb)
+        cause = error.__cause__
+        least_mb = max(self._memory_mb + 1, cause.needed_mb if isinstance(cause, WideAnswer) else 0)
+        more_mb = next((size_mb for size_mb in self._sizes_mb if size_mb >= least_mb), self._sizes_mb[-1])
         had_much, has_all = self._has_much, more_mb == self._memory_mb
-        if error.__cause__ is None or (has_all and self._spilling):
+        if cause is None or (has_all and self._spilling):
             return False
         # What failed with much memory could not spill as it was.
         self._memory_mb, self._spilling = more_mb, had_much

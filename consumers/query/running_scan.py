@@ -19,10 +19,11 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.local_source import LocalSource
-from headrace.consumers.query.query_errors import NotCaughtUp, QueryCancelled, QueryError
+from headrace.consumers.query.query_errors import NotCaughtUp, QueryCancelled, QueryError, QueryMemory
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.query.scan_memory import ScanMemory
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.scan_statement import ScanStatement
 from headrace.consumers.query.table_source import Reading
@@ -49,6 +50,7 @@ class RunningScan:
         schema: TableSchema,
         fence: LocalFence,
         source: LocalSource,
+        memory: ScanMemory,
         on_end: Callable[[int | None], None],
     ) -> None:
         fragment = request.fragment
@@ -64,6 +66,7 @@ class RunningScan:
         self._table = schema
         self._fence = fence
         self._source = source
+        self._memory = memory
         self._on_end = on_end
         self._timeout_ms = max(1, min(request.timeout_ms, engine.settings.timeout_ms))
         self._timer = QueryTimer(engine.interrupter, self._timeout_ms)
@@ -149,15 +152,31 @@ class RunningScan:
         # Before the rows are read: they have at least what was accepted by now.
         [group] = self._fence.groups
         self.hand_overs = HandOvers.of(group.applied.changes)
-        statement = ScanStatement(
-            *(self._engine, self._request, self._table, self._timer, self._fence, turn, self._resources)
-        )
         reading = Reading(self._fence, after, self._timer, deadline, turn)
-        for batch in statement.batches(self._source, reading, self.schema):
-            room = self._output.put(self.schema, self._fence, batch)
-            if room is not None:
-                turn.block(room, BlockedOn.OUTPUT)
-            turn.pause()
+        sizes_mb = self._memory.sizes_mb(self.schema, computes=self._request.fragment is not None)
+        for memory_mb in sizes_mb:
+            try:
+                self._read(reading, turn, memory_mb)
+                return
+            except QueryMemory as error:
+                # Without rows it may begin again: nothing of it has left.
+                if self._output.begun or memory_mb == sizes_mb[-1]:
+                    raise QueryMemory.above(memory_mb, self._memory.node) from error
+
+    def _read(self, reading: Reading, turn: Turn, memory_mb: int) -> None:
+        """Run it once, to its last row."""
+        with ExitStack() as resources:
+            resources.enter_context(self._memory.lent(memory_mb, self._timer, turn))
+            statement = ScanStatement(
+                *(self._engine, self._request, self._table, self._timer, self._fence, turn, resources, memory_mb)
+            )
+            for batch in statement.batches(self._source, reading, self.schema):
+                room = self._output.put(self.schema, self._fence, batch)
+                if room is not None:
+                    turn.block(room, BlockedOn.OUTPUT)
+                turn.pause()
+            # Until its asker has taken the last row, the group is not closed.
+            self._resources.push(resources.pop_all())
         self._figures = statement.figures
         self._output.end(self.schema, self._fence)
 

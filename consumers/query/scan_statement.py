@@ -31,10 +31,6 @@ from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
-SCAN_MB = 64
-"""Memory of one scan: it holds no rows but those on their way."""
-FRAGMENT_MB = 256
-"""Memory of one that computes: groups of an aggregate, rows of a sort with a limit."""
 SMALL_INPUT_ROWS = 250_000
 """A sort of less is done before anybody could notice."""
 
@@ -51,9 +47,9 @@ class ScanStatement:
         fence: LocalFence,
         turn: Turn,
         resources: ExitStack,
+        memory_mb: int,
     ) -> None:
         fragment = request.fragment
-        memory_mb = min(SCAN_MB if fragment is None else FRAGMENT_MB, engine.settings.memory_limit_mb)
         now_us = 0 if fragment is None else fragment.now_us
         self._request = request
         self._table = table

@@ -79,9 +79,10 @@ class QueryMemory(QueryError):
     """A query that needs more memory than queries may use here."""
 
     @classmethod
-    def above(cls, limit_mb: int) -> QueryMemory:
-        """The error of a query that needs more than `limit_mb`."""
+    def above(cls, limit_mb: int, node: str = "") -> QueryMemory:
+        """The error of a query that needs more than `limit_mb`, at another node if one is named."""
         return cls(
-            f"the query needs more than the {limit_mb} MB that queries may use here",
-            action="narrow the time range or the columns, or aggregate before sorting and joining",
+            f"the query needs more than the {limit_mb} MB that it may use at {f'node {node}' if node else 'this node'}",
+            action="narrow the time range or the columns, aggregate before sorting and joining, "
+            "or raise query.memory_per_query_mb there, within query.memory_limit_mb",
         )
