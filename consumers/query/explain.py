@@ -70,8 +70,17 @@ def _rows(profile: Mapping[str, Any]) -> int:
     """The rows of the statement: those of the operator below the collector of the explanation."""
     for operator in _operators(profile):
         if operator.get("type") == "EXPLAIN_ANALYZE":
-            return sum(int(child.get("intermediate_rows", 0)) for child in operator.get("children", ()))
+            return sum(map(_rows_of, operator.get("children", ())))
     return 0
+
+
+def _rows_of(operator: Mapping[str, Any]) -> int:
+    """The rows that an operator gives."""
+    children = operator.get("children", ())
+    # DuckDB counts none where rows pass through: its parts give those of a UNION ALL, the last one those of a CTE.
+    if operator.get("type") in ("UNION", "CTE") and children:
+        return sum(map(_rows_of, children if operator["type"] == "UNION" else children[-1:]))
+    return int(operator.get("intermediate_rows", 0))
 
 
 class Explanation:

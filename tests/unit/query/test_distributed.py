@@ -253,6 +253,21 @@ def test_explain_analyze_names_every_fragment(written: Written) -> None:
 @pytest.mark.parametrize(
     "sql",
     [
+        f"SELECT host, x FROM {TABLE} WHERE host = 'host_1'",
+        f"SELECT x FROM {TABLE}",
+        f"WITH a AS MATERIALIZED (SELECT n FROM {TABLE}) SELECT n FROM a UNION ALL SELECT 1 FROM a",
+        f"SELECT host, count(*) FROM {TABLE} GROUP BY host",
+    ],
+)
+def test_explain_analyze_has_the_rows_of_the_answer(written: Written, sql: str) -> None:
+    """Also of plain rows, which come through operators where DuckDB counts none."""
+    (final,) = [row for row in explained(written, "n1", sql) if row["driver"] == "final"]
+    assert 0 < final["rows"] == written.cluster.ask("n1", sql).num_rows
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
         "SELECT host, arg_max(host, time) AS h, max(time) AS t FROM tsbs.cpu GROUP BY host",
         "SELECT DISTINCT ON (host) * FROM tsbs.cpu ORDER BY host, time DESC",
         "SELECT host, time, x FROM tsbs.cpu QUALIFY row_number() OVER (PARTITION BY host, region ORDER BY time DESC) = 1",
