@@ -35,6 +35,7 @@ from headrace.consumers.query.query_errors import (
     SegmentUnreadable,
 )
 from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.query.time_errors import time_invalid
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 
 HOME_CATALOG = "memory"
@@ -345,6 +346,8 @@ def translate(
         return SegmentUnreadable.because(_line(text))
     if isinstance(error, duckdb.PermissionException):
         return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")
+    if (invalid := time_invalid(text)) is not None:
+        return invalid
     # Neither the message nor the hint may show the catalog, which no user has named.
     hint = _HINT.search(text)
     return QueryInvalid(_line(text), action=_CATALOG.sub("", hint[1]).strip() if hint else "")

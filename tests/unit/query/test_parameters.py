@@ -86,6 +86,32 @@ def test_what_does_not_fit_is_named(engine: QueryEngine, sql: str, parameters: d
         engine.query(sql, parameters=parameters)
 
 
+@pytest.mark.parametrize(
+    ("condition", "since", "message"),
+    [
+        ("time > $since", "yesterday", "$since is 'yesterday', which is neither a time nor a whole number"),
+        ("time > $since", {"timestamp": "x"}, "$since is 'x', which is no time"),
+        ("time < '2026-01-02 01'", None, "'2026-01-02 01' is neither a time nor a whole number"),
+        ("time BETWEEN 'it''s' AND '2026-01-01'", None, "'it's' is neither a time nor a whole number"),
+    ],
+)
+def test_a_text_that_is_no_time_is_named(engine: QueryEngine, condition: str, since: Any, message: str) -> None:
+    """With its parameter, where it has one, and with what a time looks like."""
+    for sql in (
+        "SELECT * FROM iot.readings WHERE ",
+        "SELECT max(velocity) FROM iot.readings WHERE name = 'truck_1' AND ",
+    ):
+        with pytest.raises(QueryInvalid) as raised:
+            engine.query(sql + condition, parameters={} if since is None else {"since": since}).read_all()
+        assert (message, True) == (raised.value.message, "'2026-01-31 12:00:00'" in raised.value.action)
+
+
+def test_a_value_of_a_row_is_named_as_duckdb_does(engine: QueryEngine) -> None:
+    """It is in no place of the SQL, and was converted by the will of its user."""
+    with pytest.raises(QueryInvalid, match="Could not convert string 'truck_1' to INT64"):
+        engine.query("SELECT CAST(name AS BIGINT) FROM iot.readings").read_all()
+
+
 def test_values_of_a_request_are_checked() -> None:
     """A request holds an object of names and plain values, of bounded size."""
     assert problem_of({"a": 1, "b": [1, "x"], "c": {"timestamp": "2026-01-01"}}) is None

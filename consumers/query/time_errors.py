@@ -1,0 +1,37 @@
+"""The error of a text that DuckDB cannot take for a time: it names the text or its parameter, and shows a time."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.consumers.query.parameters import READER
+from headrace.consumers.query.query_errors import QueryInvalid
+
+TEXT_LENGTH_MAX = 100
+# DuckDB keeps times in nanoseconds as INT64, and names that type.
+_FAILED = re.compile(r"Could not convert string '(?P<value>.*)' to INT64")
+_POINTED = re.compile(r"^(?P<line>LINE \d+: .*)\n(?P<space> *)\^+$", re.MULTILINE)
+_WRITTEN = re.compile(rf"'|(?P<parameter>{READER}\('\w+'\))")
+_BOUND = re.compile(r"^LINE 1: SET VARIABLE (?P<variable>\w+) = CAST", re.MULTILINE)
+
+
+def time_invalid(text: str) -> QueryInvalid | None:
+    """The error of a text that the SQL or a parameter gives where a time belongs; None for any other error of DuckDB.
+
+    A parameter is named as its variable, see `BoundStatement.shown`.
+    """
+    failed, pointed, bound = _FAILED.search(text), _POINTED.search(text), _BOUND.search(text)
+    if failed is None or pointed is None:
+        return None
+    value, kinds = f"'{failed['value'][:TEXT_LENGTH_MAX]}'", "is neither a time nor a whole number"
+    if bound is not None:
+        # A client that sends a time means one.
+        message = f"{READER}('{bound['variable']}') is {value}, which is no time"
+    # A value of a row has no place in the SQL: what is pointed at then is the conversion.
+    elif (written := _WRITTEN.match(pointed["line"], len(pointed["space"]))) is None:
+        return None
+    elif written["parameter"]:
+        message = f"{written['parameter']} is {value}, which {kinds}"
+    else:
+        message = f"{value} {kinds}"
+    return QueryInvalid(message, action="write a time as '2026-01-31 12:00:00' or '2026-01-31', in UTC")
