@@ -37,6 +37,7 @@ from headrace.consumers.query.session import Session, file_values, qualified, sh
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.consumers.query.views import SCANNED_COLUMN, spilling
+from headrace.consumers.query.whole_sorts import sorted_whole
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
@@ -347,6 +348,7 @@ class Attempt:
     def _write(self, session: Session, fence: ReadFence, sql: str, viewed: int = 0) -> None:
         """Every row into the output. `viewed` are the columns of scans in the views that it names."""
         self._steps.before_bind(sql, viewed)
+        sql = sorted_whole(sql) if self._spilling else sql
         self._put(session, fence, *session.run(sql, empty=self._wanted.row_limit == 0))
 
     def _put(

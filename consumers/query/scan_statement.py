@@ -21,12 +21,14 @@ from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup_of
 from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.query.scan_memory import FRAGMENT_MB
 from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid
 from headrace.consumers.query.scan_stream import SchemaAhead
 from headrace.consumers.query.session import Session, file_values, qualified
 from headrace.consumers.query.table_names import fold
 from headrace.consumers.query.table_source import Reading
 from headrace.consumers.query.views import quoted
+from headrace.consumers.query.whole_sorts import sorted_whole
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -52,6 +54,7 @@ class ScanStatement:
         fragment = request.fragment
         now_us = 0 if fragment is None else fragment.now_us
         self._request = request
+        self._is_large = memory_mb > FRAGMENT_MB
         self._table = table
         self._turn = turn
         self._resources = resources
@@ -86,6 +89,8 @@ class ScanStatement:
         plan = ScanPlan(columns, request.start_ns, request.end_ns)
         self._session.create_view(self._table, plan, scans, bare=False, parts=parts)
         sql = self._with_rollups(sql, rollup, scans)
+        if self._is_large:
+            sql = sorted_whole(sql)
         if request.profiled:
             self.figures = profiled(self._session, sql, scans, request.group)
         found, batches = self._session.run(sql)
