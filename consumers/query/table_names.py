@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlglot import exp
+
 from headrace.consumers.query.guard import TableName
 from headrace.consumers.query.query_errors import UnknownTable
 from headrace.schemas.near_names import near_tables
@@ -62,6 +64,11 @@ def fold(path: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.lower() for part in path)
 
 
+def sql_path(path: Iterable[str]) -> str:
+    """A path as SQL has it, each name quoted that would be something else without it."""
+    return ".".join(exp.to_identifier(part).sql("duckdb") for part in path)
+
+
 def _candidates(path: tuple[str, ...], tables: Sequence[TableKey]) -> list[TableKey]:
     if len(path) == 1:
         return [key for key in tables if key[1].lower() == path[0]]
@@ -72,9 +79,9 @@ def _unknown(path: tuple[str, ...], found: Sequence[TableKey], tables: Sequence[
     shown = ".".join(path)
     if found:
         return UnknownTable(
-            f"several databases have a table {shown!r}", action=f"write {' or '.join(map('.'.join, found))}"
+            f"several databases have a table {shown!r}", action=f"write {' or '.join(map(sql_path, found))}"
         )
-    near = near_tables(path, tables)
+    near = near_tables(path, tables, sql_path)
     if near:
         return UnknownTable(f"there is no table {shown!r}", action=f"did you mean {', '.join(near)}?")
     return UnknownTable(

@@ -58,6 +58,22 @@ def test_an_unknown_table_is_answered_with_near_names(path: tuple[str, ...], nea
     assert near in raised.value.action
 
 
+def test_a_near_name_is_quoted_as_sql_needs_it() -> None:
+    """With a quote or a space in it, a digit at its start, or as a keyword; letters of any language need none."""
+    known = [("Größe", 'ta ble"q'), ("order", "readings"), ("lab", "1st")]
+    for path, near in (
+        (("größe", "tableq"), 'Größe."ta ble""q"'),
+        (("orders", "readings"), '"order".readings'),
+        (("lab", "st"), 'lab."1st"'),
+    ):
+        with pytest.raises(UnknownTable) as raised:
+            resolve(names(path), frozenset(), known)
+        assert f"did you mean {near}?" == raised.value.action
+    with pytest.raises(UnknownTable, match="several") as raised:
+        resolve(names(("a b",)), frozenset(), [("x", "a b"), ("y", "a b")])
+    assert 'write x."a b" or y."a b"' == raised.value.action
+
+
 @pytest.mark.parametrize(
     "path", [("memory", "iot", "readings"), ("information_schema", "tables"), ("/etc/passwd",), ("duckdb_settings",)]
 )
