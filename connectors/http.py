@@ -172,7 +172,8 @@ class NodeAnswer:
 def base_url(address: str) -> str:
     """`http://HOST:PORT` of a node's address, given as `HOST:PORT` or as a URL. Raises ValueError.
 
-    Only a URL may have no port, which is that of a proxy then. Query and fragment are dropped: a link copied from the browser carries the page's own.
+    Only a URL may have no port, which is that of a proxy then. Query and fragment are dropped: a link copied from the
+    browser carries the page's own.
     """
     parts = urlsplit(address if "://" in address else f"http://{address}")
     # Reading a port that is no number raises ValueError.

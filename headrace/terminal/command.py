@@ -52,9 +52,10 @@ class OutputLost(StateUnknown):
 def run_command(json_output: bool = False, *, log_level: str = "warning", patient: bool = False) -> Iterator[Output]:
     """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
 
-    1 is a failure, 130 an interruption, 141 an output whose reader has left; an error class may name its own `exit_code`. `log_level` holds unless
-    the setting `log.level` is given. `patient`: Ctrl-C, SIGTERM and a closed terminal only raise KeyboardInterrupt,
-    for a body that stops processes. Others end soon after Ctrl-C, whatever they wait for.
+    1 is a failure, 130 an interruption, 141 an output whose reader has left; an error class may name its own
+    `exit_code`. `log_level` holds unless the setting `log.level` is given. `patient`: Ctrl-C, SIGTERM and a closed
+    terminal only raise KeyboardInterrupt, for a body that stops processes. Others end soon after Ctrl-C, whatever they
+    wait for.
     """
     output = Output(json_output)
     report = _interruption_report(output)
