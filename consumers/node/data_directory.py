@@ -19,6 +19,8 @@ from headrace.schemas.errors import HeadraceError
 
 DIRECTORY_FORMAT = 1
 IDENTITY_FILE = "node.json"
+LOG_DIRECTORY = "log"
+"""That of a node whose log is its own."""
 
 
 def set_aside(data_directory: Path, name: str) -> Path:
@@ -89,10 +91,7 @@ class Identity:
             gaps, born = dict(content.get("gaps", {})), int(content.get("born", 0))
             found = cls(content["cluster"], content["node"], content["store"], topics, wrong, gaps, born)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataDirectoryDamaged(
-                f"{path} is damaged: {error!r}",
-                action="restore that file, or move the data directory away: the node recovers from the log",
-            ) from error
+            raise DataDirectoryDamaged(f"{path} is damaged and cannot be read", action=_way_out(directory)) from error
         for name, theirs, mine in (("cluster", found.cluster, cluster), ("node", found.node, node)):
             if theirs != mine:
                 raise DataDirectoryForeign(
@@ -123,3 +122,11 @@ class Identity:
             "born": self.born,
         }
         write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def _way_out(directory: Path) -> str:
+    """What helps when the identity of a directory is lost."""
+    if (directory / LOG_DIRECTORY).is_dir():
+        # Nobody else has what this log has. What the file says beside names is about topics of Kafka.
+        return f"restore that file; without a copy delete it alone, since the rows of this node are in {directory}"
+    return "restore that file, or move the data directory away: the node recovers from the log"

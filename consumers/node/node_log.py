@@ -5,10 +5,8 @@ from __future__ import annotations
 from headrace.connectors.log.port import Log
 from headrace.consumers.local_log import LocalLog
 from headrace.consumers.membership.ring import ClusterInvalid
-from headrace.consumers.node.data_directory import DataDirectoryDamaged, DataDirectoryForeign, Identity
+from headrace.consumers.node.data_directory import LOG_DIRECTORY, DataDirectoryDamaged, DataDirectoryForeign, Identity
 from headrace.consumers.node.settings import NodeSettings, ServerSettings
-
-LOG_DIRECTORY = "log"
 
 
 def node_log(settings: ServerSettings) -> Log:

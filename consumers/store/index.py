@@ -328,7 +328,8 @@ def _store_error(error: Exception, directory: Path) -> StoreError:
         )
     if "Column families not opened" in text:
         return StoreFormatUnknown(f"index {directory} is of a newer build: {text}")
-    if "Corruption" in text:
+    # A file that the database knows and that is gone; without its directory there is no index, which is no error.
+    if "Corruption" in text or "No such file or directory" in text:
         return StoreDamaged(
             f"index {directory} is damaged: {text}", action="recover this replica from another one or from the log"
         )

@@ -63,7 +63,7 @@ WaitOption = Annotated[
 
 
 class StoppedEarly(HeadraceError):
-    """A run that was to reach the end of its topic and was stopped before it."""
+    """A run that was stopped before the end of its topic, which it was to reach, or within a micro-batch."""
 
 
 ingest = typer.Typer(help="From raw topics into the cluster, through Spark Structured Streaming.", no_args_is_help=True)
@@ -166,6 +166,11 @@ def _run_measured(
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
                 raise
+            if signals.cut_off:
+                raise StoppedEarly(
+                    "a second signal ended the command within a micro-batch",
+                    action="start it again: it continues from the checkpoint",
+                ) from None
     if progress is not None:
         _report(output, job.topic, progress, time.monotonic() - started_s)
     if signals.received == signal.SIGINT:

@@ -55,7 +55,8 @@ def replay(
 
     With --table the rows of one table become Parquet files in a new directory, and the node may run.
     """
-    with run_command(json_output) as output:
+    # Patient: what it has begun is removed first, also on SIGTERM and when the terminal is closed.
+    with run_command(json_output, patient=True) as output:
         selection = selected(table, start, end, may_replace=may_replace, data_dir=data_dir)
         keep_freed()
         keep_pandas_out()

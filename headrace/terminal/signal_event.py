@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from queue import Empty, SimpleQueue
+
+LOOK_INTERVAL_S = 0.5
+"""A handler runs between two steps of the main thread. A signal that comes right before that thread sleeps does not
+wake it, and Python has no wait that closes this gap: so it sleeps for this long at most.
+"""
 
 
 class SignalEvent:
@@ -22,9 +28,14 @@ class SignalEvent:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is set; whether it is. One thread waits."""
-        try:
-            self._set.get(timeout=timeout_s)
-        except Empty:
-            return False
-        self._set.put(None)
-        return True
+        end_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, end_s - time.monotonic())
+            try:
+                self._set.get(timeout=min(left_s, LOOK_INTERVAL_S))
+            except Empty:
+                if left_s <= LOOK_INTERVAL_S:
+                    return False
+            else:
+                self._set.put(None)
+                return True

@@ -18,13 +18,14 @@ class StopSignals:
     """The first signal received.
 
     Before `begin_work` a signal interrupts; after it the first one asks the work to end, a second one
-    interrupts.
+    interrupts: then the work is `cut_off`.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._working = False
         self.received: int = 0
+        self.cut_off = False
 
     def begin_work(self) -> None:
         """From now on there is work to finish."""
@@ -39,6 +40,7 @@ class StopSignals:
         """The signal handler."""
         first, self.received = not self.received, self.received or number
         if not first or not self._working:
+            self.cut_off = self._working
             raise KeyboardInterrupt
         # It may have interrupted a print to the same stream, which refuses another one within it.
         with suppress(RuntimeError):

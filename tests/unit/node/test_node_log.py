@@ -9,8 +9,14 @@ import pytest
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.consumers.local_log import LocalLog
 from headrace.consumers.membership.ring import ClusterInvalid
-from headrace.consumers.node.data_directory import DataDirectoryDamaged, DataDirectoryForeign, Identity
-from headrace.consumers.node.node_log import LOG_DIRECTORY, check_log_kind, node_log
+from headrace.consumers.node.data_directory import (
+    IDENTITY_FILE,
+    LOG_DIRECTORY,
+    DataDirectoryDamaged,
+    DataDirectoryForeign,
+    Identity,
+)
+from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.settings import NodeSettings, ServerSettings
 
 
@@ -39,6 +45,20 @@ def test_a_node_with_a_local_log_is_alone(tmp_path: Path, given: dict[str, objec
     """Others could not follow its log."""
     with pytest.raises(ClusterInvalid, match="is alone"):
         node_log(settings(tmp_path, log="local", **given))
+
+
+@pytest.mark.parametrize("content", ["", '{"a": 1}', "[]", '{"format": 1}'])
+@pytest.mark.parametrize(("has_log", "way_out"), [(False, "move the data directory away"), (True, "delete it alone")])
+def test_a_damaged_identity_is_an_error_whose_way_out_keeps_the_rows(
+    tmp_path: Path, content: str, has_log: bool, way_out: str
+) -> None:
+    """The rows of a node with a log of its own are in its directory alone: it must not be moved away."""
+    (tmp_path / IDENTITY_FILE).write_text(content)
+    if has_log:
+        (tmp_path / LOG_DIRECTORY).mkdir()
+    with pytest.raises(DataDirectoryDamaged, match=r"node.json is damaged and cannot be read") as raised:
+        Identity.load(tmp_path, "c", "n1")
+    assert way_out in raised.value.action
 
 
 def test_a_directory_keeps_its_kind_of_log(tmp_path: Path) -> None:

@@ -356,3 +356,17 @@ def test_readers_always_see_one_instant(store: Store) -> None:
     assert {path.name for path in store.segments_directory.rglob("*.parquet")} == {
         entry.name.rsplit("/", 1)[1] for entry in store.segments()
     }
+
+
+@pytest.mark.parametrize("lost", ["MANIFEST-*", "CURRENT", "*.sst"])
+def test_an_index_without_one_of_its_files_is_damage(store: Store, home: Path, lost: str) -> None:
+    """And no disk to be checked: the group recovers from another member or the log."""
+    write(store, 1, [({"host": "a"}, 1, {"busy": 1})])
+    seal(store, 2)
+    store.close()
+    files = list((home / "index" / "n1").glob(lost))
+    for path in files:
+        path.unlink()
+    assert files
+    with pytest.raises(StoreDamaged):
+        Store.open(home, "n1", SETTINGS)

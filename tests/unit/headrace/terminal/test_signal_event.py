@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from queue import Empty
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from headrace.terminal.signal_event import SignalEvent
+from headrace.terminal.signal_event import LOOK_INTERVAL_S, SignalEvent
 
 HANG_S = 5.0
 
@@ -39,6 +40,27 @@ def is_done(event: SignalEvent | threading.Event, timeout_s: float) -> bool:
 def test_a_signal_within_another_one_does_not_stop_the_thread() -> None:
     """A node that got two signals to stop within a millisecond hung until it was killed."""
     assert is_done(SignalEvent(), 60)
+
+
+def test_a_signal_right_before_the_thread_sleeps_is_not_missed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler runs only when the sleep ends: a node that waited for a minute served on for as long."""
+    event, slept = SignalEvent(), list[float]()
+
+    class Sleeping:
+        """A queue in whose wait nothing arrives, and after which the handler runs at last."""
+
+        put = event._set.put
+
+        def get(self, timeout: float) -> None:
+            """See SimpleQueue."""
+            slept.append(timeout)
+            if len(slept) > 1:
+                return
+            raise Empty
+
+    monkeypatch.setattr(event, "_set", Sleeping())
+    assert event.wait(60)
+    assert [LOOK_INTERVAL_S] * 2 == slept
 
 
 @pytest.mark.soak

@@ -23,11 +23,13 @@ def test_the_first_signal_asks_and_the_second_one_interrupts() -> None:
         signals.begin_work()
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.stop()
-        assert (signal.SIGTERM, [STOPPING]) == (signals.received, notes)
+        assert (signal.SIGTERM, [STOPPING], False) == (signals.received, notes, signals.cut_off)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.cut_off, "work that has begun is not finished"
     with stop_signals(notes.append) as signals, pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
+    assert not signals.cut_off
 
 
 def test_a_signal_within_a_print_does_not_end_the_command() -> None:
