@@ -123,6 +123,9 @@ class AdminClient:
             if deadline.passed():
                 if unread := self._view.unread_fault():
                     raise NoLeader(f"{problem}, as far as its statuses can be read", action=unread, retriable=True)
+                # Its members run, and know why none of them leads.
+                if reasons := [f"node {each.node}: {each.reason}" for each in self._live(group) if each.reason]:
+                    raise NoLeader(f"{problem}; {'; '.join(reasons)}", action="look at headrace status", retriable=True)
                 raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
             self._view.follow(POLL_S)
 

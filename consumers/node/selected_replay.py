@@ -56,7 +56,8 @@ def replay_selection(
     """
     directory, started = settings.node.data_directory, time.monotonic()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise DirectoryNotEmpty(f"{directory} is not empty", action="name a new directory for the rows of a table")
+        what = "is a file" if not directory.is_dir() else "is not empty"
+        raise DirectoryNotEmpty(f"{directory} {what}", action="name a new directory for the rows of a table")
     _check_table(settings, selection, log)
     settings = as_created(settings, log, may_run=True)
     partial, files = (directory.with_name(directory.name + suffix) for suffix in (PARTIAL_SUFFIX, FILES_SUFFIX))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from headrace.terminal.sizes import short_number
+from headrace.terminal.sizes import short_bytes, short_number
 
+BYTES = "B"
 WIDE = 60
 """A narrower terminal gets the numbers alone: beside a bar they would take several lines."""
 
@@ -27,15 +28,17 @@ class RateColumn(ProgressColumn):
 
     def __init__(self, unit: str) -> None:
         super().__init__()
-        self._unit = unit
+        # A size has its unit itself.
+        self._short: Callable[[float], str] = short_bytes if unit == BYTES else short_number
+        self._unit = "" if unit == BYTES else f" {unit}"
 
     def render(self, task: Task) -> Text:
-        """`1.2 M of 7.2 M rows, 310.0 k/s`; the rate is left out until it is known."""
-        done = short_number(task.completed)
-        reach = f"{done} of {short_number(task.total)}" if task.total else done
+        """`1.2 M of 7.2 M rows, 310.0 k/s`, or `1.2 MB of 7.2 MB, 310.0 KB/s`; without the rate until it is known."""
+        done = self._short(task.completed)
+        reach = f"{done} of {self._short(task.total)}" if task.total else done
         # rich forgets `speed` when a task ends and keeps `finished_speed` instead.
         speed = task.finished_speed or task.speed
-        return Text(f"{reach} {self._unit}" + (f", {short_number(speed)}/s" if speed else ""), no_wrap=True)
+        return Text(f"{reach}{self._unit}" + (f", {self._short(speed)}/s" if speed else ""), no_wrap=True)
 
 
 @contextmanager

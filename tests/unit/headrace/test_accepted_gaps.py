@@ -7,18 +7,21 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace import _member_views
+from headrace import admin_client as admin_client_module
 from headrace._member_views import LogView
-from headrace.admin_client import AdminClient, GapUnacceptable, most_advanced, unaware_of_loss
+from headrace.admin_client import AdminClient, GapUnacceptable, NoLeader, most_advanced, unaware_of_loss
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster, read_slot_table
 from headrace.consumers.replication.election import FENCED
-from headrace.schemas.records import Create, Status, encode_status
+from headrace.schemas.records import Create, Role, Status, encode_status
 from tests.unit.statuses import STATUS
 
 TOPICS = Topics("c")
@@ -90,3 +93,13 @@ def test_a_member_that_sends_late_is_waited_for(stopped: MemoryLog) -> None:
         with pytest.raises(GapUnacceptable, match="n1, n3 of group n1 may hold more"):
             admin.accept_gap("n1", None, 0, 1.0)
     timer.join()
+
+
+def test_a_seal_without_a_leader_names_why_none_of_the_members_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node on a full disk runs and does not lead: to start it would not help."""
+    monkeypatch.setattr(admin_client_module, "LEADER_TIMEOUT_S", 0.0)
+    status = replace(STATUS, node="n1", group="n1", role=Role.UNSYNCED, reason="journal: disk full")
+    view: Any = SimpleNamespace(groups=("n1",), live=lambda _group: [status], unread_fault=lambda: "")
+    with pytest.raises(NoLeader, match="group n1 has no live leader; node n1: journal: disk full") as raised:
+        AdminClient(view).seal_all(1.0, lambda _line: None)
+    assert "start" not in raised.value.action

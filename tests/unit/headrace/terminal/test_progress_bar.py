@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from headrace.terminal.progress_bar import progress_bar
+from headrace.terminal.progress_bar import RateColumn, progress_bar
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"), [("slots", "2.5 k of 2.5 k slots, 2.0 k/s"), ("B", "2.5 KB of 2.5 KB, 2.0 KB/s")]
+)
+def test_a_size_has_the_units_of_sizes(unit: str, text: str) -> None:
+    """And a count its own."""
+    task: Any = SimpleNamespace(completed=2_500, total=2_500, speed=None, finished_speed=2_000.0)
+    assert text == RateColumn(unit).render(task).plain
 
 
 @pytest.mark.parametrize(("width", "bar"), [(80, True), (40, False)])
