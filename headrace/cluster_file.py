@@ -79,4 +79,9 @@ def starting(directory: Path) -> Iterator[None]:
                 action="wait for it, or name another --dir",
                 retriable=True,
             ) from None
+        except OSError as error:
+            raise ClusterDirectoryUnusable(
+                f"no cluster can be in {directory}: its file system has no locks ({error.strerror})",
+                action="name a directory on a local disk with --dir",
+            ) from error
         yield

@@ -104,7 +104,7 @@ def decode_records(payloads: Payloads, program: Program, encoded: Collection[Pat
 
 
 def _slices(count: int, columns: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CELLS_MAX // columns)
+    step = max(1, CELLS_MAX // columns - COLUMN_PADDING)
     for first in range(0, max(count, 1), step):
         yield first, min(first + step, count)
 

@@ -151,9 +151,13 @@ class _Compiler:
     def emit(self, op: Op, column: int = -1, first: int = 0, second: int = 0) -> int:
         """Append an operation; returns its number."""
         if len(self.operations) >= OPERATIONS_MAX:
-            raise SchemaUnusable(f"the schema has more than {OPERATIONS_MAX:,} values")
+            raise self._too_many()
         self.operations.append((int(op), column, first, second))
         return len(self.operations) - 1
+
+    @staticmethod
+    def _too_many() -> SchemaUnusable:
+        return SchemaUnusable(f"the schema has more than {OPERATIONS_MAX:,} values")
 
     def record(self, schema: Mapping[str, Any], path: Path | None) -> None:
         """The fields of a record at `path`; None where nothing is wanted."""
@@ -260,6 +264,8 @@ class _Compiler:
             self.operations[-1] = (kind, first, count + 1, 0)
         else:
             self.emit(Op.DOUBLE, column, 1)
+        if len(self.columns) > OPERATIONS_MAX:
+            raise self._too_many()
 
 
 def _logical_type(schema: Any, kind: str, arrow: pa.DataType) -> pa.DataType:

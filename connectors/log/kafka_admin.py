@@ -61,7 +61,7 @@ class _Client:
     def refusal(self) -> str:
         """Why the broker refuses the connection, as a wrong password; empty when it just does not answer."""
         self.handle.poll(0)
-        refusals = (error.str() for error in self.errors if error.code() in CONNECTION_REFUSED)
+        refusals = (error.str() for error in tuple(self.errors) if error.code() in CONNECTION_REFUSED)
         return next(refusals, "")
 
 
@@ -102,7 +102,10 @@ class KafkaAdmin:
             if exists:
                 client.cache_leaders(topic, self._timeout_s)
                 self._timeout_s = REQUEST_TIMEOUT_S
-            return request(client.handle)
+            result = request(client.handle)
+            # What was wrong before is not the cause of what fails later.
+            client.errors.clear()
+            return result
         except TimeoutError as error:
             self._retire(client)
             raise self._unavailable(client) from error

@@ -15,6 +15,7 @@ COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
 PRODUCER_QUEUE_KBYTES = 65_536
 PORT_MAX = 65_535
+PORT_DIGITS_MAX = 5
 # Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 
@@ -46,13 +47,15 @@ IN_FLIGHT_MAX = 4
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
     """The settings of every client. Raises ClientSettingsRefused without an address, or for one that is none."""
-    if not bootstrap.strip():
+    addresses = [address for each in bootstrap.split(",") if (address := each.strip())]
+    if not addresses:
         # librdkafka takes it, and connects to nothing.
         raise ClientSettingsRefused("no address of Kafka is given", action="name it as host:port (bootstrap)")
-    for address in filter(None, map(str.strip, bootstrap.split(","))):
+    for address in addresses:
         # librdkafka takes any text and waits for its answer.
         host, _, port = address.rpartition("://")[2].rpartition(":")
-        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= PORT_MAX:
+        is_port = port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX
+        if not host or " " in host or not is_port:
             raise ClientSettingsRefused(
                 f"the address of Kafka {address} is not HOST:PORT", action="for example --bootstrap 127.0.0.1:9092"
             )

@@ -165,8 +165,8 @@ class RunningScan:
 
     def _read(self, reading: Reading, turn: Turn, memory_mb: int) -> None:
         """Run it once, to its last row."""
-        with ExitStack() as resources:
-            resources.enter_context(self._memory.lent(memory_mb, self._timer, turn))
+        # The memory for others with the last row, which its asker may take late or never.
+        with self._memory.lent(memory_mb, self._timer, turn), ExitStack() as resources:
             statement = ScanStatement(
                 *(self._engine, self._request, self._table, self._timer, self._fence, turn, resources, memory_mb)
             )

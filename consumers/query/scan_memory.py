@@ -50,7 +50,7 @@ class ScanMemory:
         if memory_mb <= FRAGMENT_MB:
             yield
             return
-        # Whoever has it waits for nothing but its asker, who takes all rows as they come.
+        # Whoever has it waits for nothing but its asker, and no longer than its time.
         has_it = self._large.acquire(blocking=False)
         try:
             if not has_it:

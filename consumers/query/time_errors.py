@@ -9,7 +9,7 @@ from headrace.consumers.query.query_errors import QueryInvalid
 
 TEXT_LENGTH_MAX = 100
 # DuckDB keeps times in nanoseconds as INT64, and names that type.
-_FAILED = re.compile(r"Could not convert string '(?P<value>.*)' to INT64")
+_BEFORE, _BEHIND = "Could not convert string '", "' to INT64"
 _POINTED = re.compile(r"^(?P<line>LINE \d+: .*)\n(?P<space> *)\^+$", re.MULTILINE)
 _WRITTEN = re.compile(rf"'|(?P<parameter>{READER}\('\w+'\))")
 _BOUND = re.compile(r"^LINE 1: SET VARIABLE (?P<variable>\w+) = CAST", re.MULTILINE)
@@ -20,10 +20,14 @@ def time_invalid(text: str) -> QueryInvalid | None:
 
     A parameter is named as its variable, see `BoundStatement.shown`.
     """
-    failed, pointed, bound = _FAILED.search(text), _POINTED.search(text), _BOUND.search(text)
-    if failed is None or pointed is None:
+    # Searched for once each: DuckDB repeats what the SQL has, and that may be a megabyte of such texts.
+    begin, end = text.find(_BEFORE) + len(_BEFORE), text.find(f"{_BEHIND}\n")
+    if begin < len(_BEFORE) or end < begin:
         return None
-    value, kinds = f"'{failed['value'][:TEXT_LENGTH_MAX]}'", "is neither a time nor a whole number"
+    pointed, bound = _POINTED.search(text, end), _BOUND.search(text, end)
+    if pointed is None:
+        return None
+    value, kinds = f"'{text[begin:end][:TEXT_LENGTH_MAX]}'", "is neither a time nor a whole number"
     if bound is not None:
         # A client that sends a time means one.
         message = f"{READER}('{bound['variable']}') is {value}, which is no time"

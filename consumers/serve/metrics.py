@@ -250,7 +250,10 @@ _GROUP_METRICS = {
     "headrace_version": ("version", "Newest record applied"),
     "headrace_epoch": ("epoch", "Epoch of the newest accepted claim"),
     "headrace_held_back_records": ("held_back", "Offsets that an open transaction keeps from being read"),
-    "headrace_lag_records": ("lag_records", "Offsets between the end of the log and the newest record applied"),
+    "headrace_lag_records": (
+        "lag_records",
+        "Offsets between the end of the log and the newest record applied; -1 unknown",
+    ),
     "headrace_lag_seconds": ("lag_seconds", "Age of the newest record applied while there are newer ones; -1 unknown"),
     "headrace_durable_offset": ("durable_offset", "Newest offset that survives a crash of this node"),
     "headrace_sealed_version": ("sealed_version", "Newest version whose rows are in segments"),

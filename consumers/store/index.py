@@ -328,8 +328,9 @@ def _store_error(error: Exception, directory: Path) -> StoreError:
         )
     if "Column families not opened" in text:
         return StoreFormatUnknown(f"index {directory} is of a newer build: {text}")
-    # A file that the database knows and that is gone; without its directory there is no index, which is no error.
-    if "Corruption" in text or "No such file or directory" in text:
+    # A file that the database knows is gone. Without the directory it may be the disk that is away.
+    is_gone = "No such file or directory" in text and directory.is_dir()
+    if "Corruption" in text or is_gone:
         return StoreDamaged(
             f"index {directory} is damaged: {text}", action="recover this replica from another one or from the log"
         )

@@ -59,6 +59,8 @@ def up(
         if unknown:
             raise UsageInvalid(f"there is no node {unknown[0]}", action=f"choose one of {', '.join(known)}")
         with starting(directory):
+            # Another start may have ended since it was read.
+            local = _cluster_of(directory, cluster, nodes, replication)
             if restart:
                 local.stop(restart, output.note)
             try:

@@ -39,7 +39,7 @@ def open_standard_streams() -> None:
     """
     # In this order: each gets the lowest number that is free, which is its own.
     if sys.stdin is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+        sys.stdin = os.fdopen(_opened(os.O_RDONLY), closefd=False)
     if sys.stdout is None:
         sys.stdout = _discarding()
     else:
@@ -70,4 +70,11 @@ def flush_remarks() -> None:
 
 
 def _discarding() -> io.TextIOWrapper:
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", errors="replace", closefd=False)
+    return os.fdopen(_opened(os.O_WRONLY), "w", encoding="utf-8", errors="replace", closefd=False)
+
+
+def _opened(mode: int) -> int:
+    """The null device, also for processes that are started."""
+    handle = os.open(os.devnull, mode)
+    os.set_inheritable(handle, True)
+    return handle

@@ -83,4 +83,6 @@ def interrupting_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # None is a handler that is not Python's: nothing can set it again.
+            if handler is not None:
+                signal.signal(number, handler)

@@ -9,6 +9,7 @@ import pytest
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.parameters import PARAMETERS_MAX, problem_of
 from headrace.consumers.query.query_errors import FunctionRefused, QueryInvalid
+from headrace.consumers.query.time_errors import time_invalid
 from tests.unit.query.conftest import DAY_NS, START_NS
 from tests.unit.query.memory_source import MemorySource
 
@@ -104,6 +105,16 @@ def test_a_text_that_is_no_time_is_named(engine: QueryEngine, condition: str, si
         with pytest.raises(QueryInvalid) as raised:
             engine.query(sql + condition, parameters={} if since is None else {"since": since}).read_all()
         assert (message, True) == (raised.value.message, "'2026-01-31 12:00:00'" in raised.value.action)
+
+
+@pytest.mark.timeout(20)
+def test_an_error_that_repeats_a_long_statement_is_read_once() -> None:
+    """The statement has its own words as often as fit: a search for each of them held up the whole node for minutes."""
+    repeated = "Could not convert string '" * 30_000
+    assert time_invalid(f"Conversion Error: {repeated} to INT32\n\nLINE 1: SELECT '{repeated}'") is None
+    found = time_invalid(f"Conversion Error: {repeated}' to INT64\n\nLINE 1: SELECT '{repeated}'\n               ^")
+    assert found is not None
+    assert len(found.message) < 200
 
 
 def test_a_value_of_a_row_is_named_as_duckdb_does(engine: QueryEngine) -> None:

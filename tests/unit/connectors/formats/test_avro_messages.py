@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats import avro_kernel, avro_rows, schema_store
 from headrace.connectors.formats.avro_rows import Payloads, decode_records
-from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op, Program, SchemaUnusable, compile_schema, parse_schema
+from headrace.connectors.formats.avro_schema import (
+    DEPTH_MAX,
+    OPERATIONS_MAX,
+    Op,
+    Program,
+    SchemaUnusable,
+    compile_schema,
+    parse_schema,
+)
 from headrace.connectors.formats.interface import TAG_TYPE, FormatOptions, OptionsError, ParseResult, SchemaPlace
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore, SchemaUnknown, check_place
@@ -181,6 +189,14 @@ def test_tags_that_repeat_together_are_those_of_each_record(data: st.DataObject)
     for column in table.columns:
         dictionary = column.chunk(0).dictionary
         assert len(dictionary) == len(dictionary.unique()), "a text is in its dictionary once"
+
+
+def test_a_schema_has_a_limit_also_of_doubles() -> None:
+    """Doubles side by side are one operation, and each takes memory all the same."""
+    fields = [{"name": f"f{number}", "type": "double"} for number in range(OPERATIONS_MAX + 1)]
+    with pytest.raises(SchemaUnusable, match="more than 20,000 values"):
+        program_of({"type": "record", "name": "T", "fields": fields})
+    assert 20_000 == len(program_of({"type": "record", "name": "T", "fields": fields[:-1]}).columns)
 
 
 def test_a_decimal_beside_tags_stays_a_decimal() -> None:

@@ -60,6 +60,7 @@ class Clients:
         self.made += 1
         client = Numbered(self.made)
         client.ended, client.looked_up, client.leader = self.ended, self.looked_up, self.leader
+        self.last = client
         client.timeouts_s, client.error_cb, client.refused = self.timeouts_s, settings["error_cb"], self.refused
         return client
 
@@ -104,6 +105,16 @@ def test_a_connection_that_is_refused_is_no_broker_that_is_away(clients: Clients
     clients.refused = refused
     admin = KafkaAdmin({}, "kafka:9092")
     with pytest.raises(LogUnavailable, match=f"Kafka at kafka:9092 {words}"):
+        admin.call("t", failing(KafkaError._TRANSPORT, 1))
+
+
+def test_a_refusal_of_before_is_no_cause_of_what_fails_later(clients: Clients) -> None:
+    """A broker that has just started knows no accounts. It answered since, and is away now."""
+    clients.refused = True
+    admin = KafkaAdmin({}, "kafka:9092")
+    assert 1 == admin.call("t", failing(KafkaError._TRANSPORT))
+    clients.last.refused = False
+    with pytest.raises(LogUnavailable, match="Kafka at kafka:9092 does not answer"):
         admin.call("t", failing(KafkaError._TRANSPORT, 1))
 
 

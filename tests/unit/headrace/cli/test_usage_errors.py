@@ -54,6 +54,11 @@ def run(*arguments: str) -> Result:
         (["seal", "--cluster", "Bad Name", "--bootstrap", "k:1", "--json"], "cluster name 'Bad Name'"),
         (["status", "--node", "foo", "--json"], "'foo' is not the address of a node, HOST:PORT"),
         (["seal", "--bootstrap", "foo", "--json"], "the address of Kafka foo is not HOST:PORT"),
+        (["seal", "--bootstrap", ",", "--json"], "no address of Kafka is given"),
+        (
+            ["seal", "--bootstrap", "k:" + "9" * 5_000, "--json"],
+            f"the address of Kafka k:{'9' * 5_000} is not HOST:PORT",
+        ),
         (["status", "--bootstrap", "k:1, k:99999", "--json"], "the address of Kafka k:99999 is not HOST:PORT"),
         (["up", "--cluster", "Bad Name", "--json"], "cluster name 'Bad Name'"),
         (["node", "run", "--id", "a/b", "--data-dir", "d", "--json"], "node id 'a/b'"),
