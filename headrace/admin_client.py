@@ -147,6 +147,10 @@ class AdminClient:
 
         Raises GapUnacceptable, GapUnconfirmed.
         """
+        if group not in self._view.groups:
+            raise GapUnacceptable(
+                f"there is no group {group}", action=f"choose one of {', '.join(sorted(self._view.groups))}"
+            )
         members, live = self._view.members(group), self._live(group)
         if not live:
             raise GapUnacceptable(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
-from headrace.cli.session import cluster_session
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
 
@@ -31,6 +31,7 @@ def accept_gap(
             "--allow-missing", metavar="N", help="Members that may be down, with whatever only they hold.", min=0
         ),
     ] = 0,
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     timeout: Annotated[
@@ -43,9 +44,8 @@ def accept_gap(
 
     What members hold stays; what only the log had is lost.
     """
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.admin_client() as admin:
-            accepted = admin.accept_gap(group, resume, allow_missing, timeout)
+    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+        accepted = admin.accept_gap(group, resume, allow_missing, timeout)
         output.result(
             asdict(accepted),
             f"group {group} continues at offset {accepted.offset}, behind version {accepted.version} of node {accepted.member}",

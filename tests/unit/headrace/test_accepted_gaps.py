@@ -103,3 +103,11 @@ def test_a_seal_without_a_leader_names_why_none_of_the_members_leads(monkeypatch
     with pytest.raises(NoLeader, match="group n1 has no live leader; node n1: journal: disk full") as raised:
         AdminClient(view).seal_all(1.0, lambda _line: None)
     assert "start" not in raised.value.action
+
+
+def test_a_group_that_does_not_exist_is_named() -> None:
+    """Beside those that do, whichever way the members are found."""
+    view: Any = SimpleNamespace(groups=("n2", "n1"))
+    with pytest.raises(GapUnacceptable, match="there is no group n9") as raised:
+        AdminClient(view).accept_gap("n9", None, 0, 1.0)
+    assert "n1, n2" in raised.value.action
