@@ -5,14 +5,13 @@ And the lock of its directory, which one start holds.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from headrace.connectors.files import create_directories, write_atomically
+from headrace.connectors.files import DirectoryHeld, DirectoryLock, create_directories, write_atomically
 from headrace.node_process import NodeProcess
 from headrace.schemas.errors import HeadraceError
 
@@ -62,26 +61,19 @@ def starting(directory: Path) -> Iterator[None]:
     Raises ClusterDirectoryUnusable, ClusterStarting.
     """
     try:
-        handle = (create_directories(directory) / LOCK_NAME).open("a")
+        lock = DirectoryLock(create_directories(directory), name=LOCK_NAME)
+    except DirectoryHeld:
+        raise ClusterStarting(
+            f"another headrace up starts the cluster in {directory}",
+            action="wait for it, or name another --dir",
+            retriable=True,
+        ) from None
     except OSError as error:
-        other = f"{error.filename}: " if str(error.filename) not in map(str, (directory, directory / LOCK_NAME)) else ""
+        about = str(error.filename or directory)
+        other = "" if about in map(str, (directory, directory / LOCK_NAME)) else f"{about}: "
         raise ClusterDirectoryUnusable(
             f"no cluster can be in {directory}: {other}{error.strerror}",
             action="free space, or name a directory that can be written with --dir",
         ) from error
-    with handle:
-        try:
-            # Ends with the process, whatever ends that: nodes and Kafka do not inherit it.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClusterStarting(
-                f"another headrace up starts the cluster in {directory}",
-                action="wait for it, or name another --dir",
-                retriable=True,
-            ) from None
-        except OSError as error:
-            raise ClusterDirectoryUnusable(
-                f"no cluster can be in {directory}: its file system has no locks ({error.strerror})",
-                action="name a directory on a local disk with --dir",
-            ) from error
+    with lock:
         yield

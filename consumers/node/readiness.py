@@ -25,7 +25,7 @@ FENCED = "this node's own status was not read back within 3 s: it is starting, w
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a node stands in the slot table of its cluster.
+    """A node in the slot table of its cluster.
 
     `joining` is why it has no groups at all, empty for a node of the table. `leaving` is why a node that was removed is
     not ready. Until it ends it answers: what its groups have handed over may be known to it alone. `missing` names

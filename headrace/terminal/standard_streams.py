@@ -22,7 +22,7 @@ class OutputUnwritable(OSError):
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output whose errors are told from those of files and connections."""
+    """Standard output, whose errors differ from those of files and connections."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         """See FileIO. Raises OutputUnwritable."""

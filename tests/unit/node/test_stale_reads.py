@@ -46,7 +46,7 @@ def as_of(answer: httpx.Response) -> datetime:
 
 
 def test_a_node_without_its_log_claims_to_know_nothing_newer(nodes: Nodes) -> None:
-    """Neither a lag of 0, which would hide the outage, nor that the others, or itself, were heard of just now."""
+    """Neither a lag of 0, which would hide the outage, nor that a status of the others, or its own, was received just now."""
     node = nodes.running["a"]
     silent_before = node_status(node)["members"][0]["silent_ms"]
     [group], [member] = (node_status(node)[part] for part in ("groups", "members"))
