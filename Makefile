@@ -39,7 +39,7 @@ sim: environment  ## The simulator's tests only.
 	$(PYTEST) -m "not soak" tests/sim
 
 soak: environment  ## The long versions of tests.
-	$(PYTEST) -m soak --timeout 7200
+	$(PYTEST) -m soak --timeout 7200 -o faulthandler_timeout=7260
 
 bench: environment  ## How fast this machine takes readings in, beside its limits.
 	$(BIN)/headrace bench ingest

@@ -180,6 +180,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
+        def remove_node(self, node: Any) -> str | None:
+            """What was left for a worker that ended goes to others; returns the test that ended it, which failed.
+
+            That of pytest-xdist gives out finished scopes too. A worker with none to run waits for ever, and so
+            does the run. It also gives out the test that ended the worker.
+            """
+            assigned = self.assigned_work.pop(node)
+            left = [test for tests in assigned.values() for test, done in tests.items() if not done]
+            for test in left[1:]:
+                self.workqueue.setdefault(scope_of(test), {})[test] = False
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return left[0] if left else None
+
     return Scheduler(config, log)
 
 

@@ -12,16 +12,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 GRACE_S = 0.5
 """Time in which a command may close what it opened."""
 
-_patience = threading.Event()
+# Each command has its own: a Ctrl-C that a patient one had is read by a thread, perhaps when the next one has begun.
+_patience: ContextVar[threading.Event] = ContextVar("patience")
 
 
 def be_patient() -> None:
     """From now on the command ends by itself: it finishes work, or stops processes that it started."""
-    _patience.set()
+    if patience := _patience.get(None):
+        patience.set()
 
 
 @contextmanager
@@ -34,23 +37,26 @@ def prompt_interruption(report: Callable[[], None], exit_code: int) -> Iterator[
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _patience.clear()
+    patience = threading.Event()
+    token = _patience.set(patience)
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     # The handler in C writes the number of the signal here at once, whatever the main thread does.
     previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(read_end, report, exit_code), name="interruption", daemon=True).start()
+    arguments = (read_end, patience, report, exit_code)
+    threading.Thread(target=_watch, args=arguments, name="interruption", daemon=True).start()
     try:
         yield
     finally:
+        _patience.reset(token)
         signal.set_wakeup_fd(previous)
         os.close(write_end)
 
 
-def _watch(read_end: int, report: Callable[[], None], exit_code: int) -> None:
+def _watch(read_end: int, patience: threading.Event, report: Callable[[], None], exit_code: int) -> None:
     interrupted = threading.Event()
     while received := os.read(read_end, 64):
-        if signal.SIGINT in received and not _patience.is_set() and not interrupted.is_set():
+        if signal.SIGINT in received and not patience.is_set() and not interrupted.is_set():
             interrupted.set()
             # On a thread of its own: the end of the pipe, when the command has ended, must not stop the count.
             # What is closed at the end of the process may wait for the broker as well.

@@ -1,7 +1,9 @@
-"""The run of all tests: which failures are tried again, alone."""
+"""The run of all tests: which failures are tried again, alone, and what a worker that ends leaves to others."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +26,13 @@ def test_it(number):
     assert not first and not {broken}
 """
 
+ENDS = """
+import os, signal
+
+def test_it():
+    {body}
+"""
+
 
 @pytest.mark.parametrize(
     ("count", "broken", "code", "runs"),
@@ -39,3 +48,20 @@ def test_a_few_failures_are_tried_again_alone(tmp_path: Path, count: int, broken
     assert runs == len([line for line in done.stdout.splitlines() if " failed in " in line or " passed in " in line])
     assert ("UNSTABLE" in done.stdout) == (code == 0)
     assert (f"test_it[{count - 1}]" in done.stdout.rpartition("UNSTABLE")[2]) == (runs == 2 or code == 1)
+
+
+def test_a_worker_that_ends_fails_one_test_and_no_other(tmp_path: Path) -> None:
+    """Others run what was left for it. A run in which a signal ended a worker waited until it was killed."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for number in range(9):
+        body = "os.kill(os.getpid(), signal.SIGKILL)" if number == 5 else "pass"
+        (tmp_path / "tests" / f"test_{number}.py").write_text(ENDS.format(body=body))
+    options = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "-p", "no:randomly", "-q", "-rf"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), "tests"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "1 failed, 8 passed" in done.stdout, done.stdout
+    assert "crashed while running 'tests/test_5.py::test_it'" in done.stdout

@@ -8,10 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace.terminal import interruption
 
 ROOT = Path(__file__).resolve().parents[4]
 # Without help a call of librdkafka returns after 10 s at the earliest; the command itself needs half of one.
@@ -94,3 +97,29 @@ def test_ctrl_c_ends_a_command_that_has_ended_with_its_own_code() -> None:
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=30)
     assert (3, b"") == (child.returncode, errors)
+
+
+def test_a_patient_command_keeps_its_patience_when_the_next_one_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads Ctrl-C may be late. It then ended a process whose patient command had long ended."""
+    late = list[threading.Thread]()
+
+    class LateThread(threading.Thread):
+        """Starts when the test wants it to."""
+
+        def start(self) -> None:
+            """See Thread."""
+            late.append(self)
+
+    monkeypatch.setattr(interruption.threading, "Thread", LateThread)
+
+    def patient_command() -> None:
+        with interruption.prompt_interruption(lambda: None, 130):
+            interruption.be_patient()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        patient_command()
+    with interruption.prompt_interruption(lambda: None, 130):
+        late[0].run()
+    assert ["interruption", "interruption"] == [thread.name for thread in late], "none counts down to the end"
+    late[1].run()
