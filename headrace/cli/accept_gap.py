@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="accept-gap")(accept_gap)
 
 
+@grouped
 def accept_gap(
     group: Annotated[str, typer.Option("--group", metavar="G", help="The group whose log was lost.")],
     resume: Annotated[
@@ -32,19 +34,18 @@ def accept_gap(
         ),
     ] = 0,
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the group to continue.")
     ] = 60.0,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Continue a group whose log was truncated, created again or trimmed too far.
 
     What members hold stays; what only the log had is lost.
     """
-    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+    with run_command(json_output) as output, admin_session(node, cluster) as admin:
         accepted = admin.accept_gap(group, resume, allow_missing, timeout)
         output.result(
             asdict(accepted),

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.format_options import (
-    AnyTimeOption,
-    ResolutionOption,
-    TagOption,
-    TagsOption,
-    TimeColumnOption,
-    TimeFormatOption,
-    TimeUnitOption,
-    format_options,
-)
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.row_options import DelimiterOption, RowOptions
 from headrace.cli.session import require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import UsageInvalid, run_command
@@ -46,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command()(backfill)
 
 
+@grouped
 def backfill(
     patterns: Annotated[
         list[str], typer.Argument(metavar="PATTERN...", help="Files, or patterns of files: 'data/**/*.parquet'.")
@@ -53,16 +46,10 @@ def backfill(
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
     table: Annotated[str, typer.Option("--table", metavar="T", help="Table of every row.")],
     form: Annotated[str, typer.Option("--format", metavar="parquet|csv", help="Format of the files.")],
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    tags: TagsOption = "",
-    tag: TagOption = None,
-    time_column: TimeColumnOption = "time",
-    time_unit: TimeUnitOption = "ns",
-    time_format: TimeFormatOption = None,
-    time_resolution: ResolutionOption = None,
-    any_time: AnyTimeOption = False,
-    delimiter: Annotated[str, typer.Option("--delimiter", metavar="CHAR", help="Between the columns of CSV.")] = ",",
+    *,
+    cluster: ClusterOptions,
+    rows: RowOptions,
+    delimiter: DelimiterOption = ",",
     no_tags: Annotated[bool, typer.Option("--no-tags", help="A new table without tags is meant so.")] = False,
     ordered: OrderedOption = False,
     ignore_folders: IgnoreFoldersOption = False,
@@ -76,7 +63,6 @@ def backfill(
     data_dir: Annotated[
         Path, typer.Option("--data-dir", metavar="D", help="Parent of the state when none is given.")
     ] = Path(".headrace"),
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write Parquet or CSV files into a table.
@@ -84,12 +70,14 @@ def backfill(
     Files that an earlier run has written are left out; a run that was killed is completed by the next one.
     """
     with run_command(json_output) as output:
+        from headrace.settings import load_settings
+
         if form not in ("parquet", "csv"):
             raise UsageInvalid(f"--format {form} is unknown", action="choose one of parquet, csv")
-        options = format_options(table, None, tags, tag, time_column, time_unit, time_format, delimiter)
+        options = rows.with_table(table, delimiter=delimiter)
         keep_pandas_out()
-        loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        how = {"any_time": any_time, "ordered": ordered, "ignores_folders": ignore_folders}
+        loaded = load_settings({**cluster.flags(), "write.time_resolution": rows.time_resolution})
+        how = {"any_time": rows.any_time, "ordered": ordered, "ignores_folders": ignore_folders}
         job, paths = _job(loaded, patterns, database, table, form, options, how)
         begun_s = time.monotonic()
         known = _prepare(job, output, no_tags=no_tags)
@@ -122,15 +110,6 @@ def _job(
     resolution = TimeResolution(settings.write.time_resolution)
     kind: BackfillFormat = "csv" if form == "csv" else "parquet"
     return BackfillJob(target, kind, options, resolution, **how), paths
-
-
-def _settings(
-    cluster: str | None, bootstrap: str | None, time_resolution: str | None, settings: list[str] | None
-) -> Settings:
-    from headrace.settings import load_settings
-
-    flags: dict[str, object] = {"cluster.name": cluster, "cluster.bootstrap": bootstrap}
-    return load_settings({**flags, "write.time_resolution": time_resolution, "kafka": parse_settings(settings)})
 
 
 def _prepare(job: BackfillJob, output: Output, *, no_tags: bool) -> Prepared:

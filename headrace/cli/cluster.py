@@ -14,7 +14,8 @@ import typer
 
 from headrace.cli.change_display import ProgressView, remark
 from headrace.cli.generate import parse_start
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
 from headrace.cli.session import ClusterSession, cluster_session
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS
@@ -58,25 +59,42 @@ TimeoutOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    """How data moves, and how long the command waits."""
+
+    by: MeasureOption = Measure.SLOTS
+    dry_run: PlanOption = False
+    no_wait: WaitOption = False
+    timeout_s: TimeoutOption = None
+    rate: RateOption = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AskedChange:
+    """What a command line asks for; `node` is empty where nobody joins or leaves."""
+
+    kind: str
+    node: str
+    options: ChangeOptions
+
+
 def register(app: typer.Typer) -> None:
     """Add the noun `cluster`."""
     app.add_typer(cluster, name="cluster")
 
 
 @cluster.command()
-def show(
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def show(*, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """Nodes on the ring, groups with their members, and the change that is running."""
-    with run_command(json_output) as output, _report(cluster, bootstrap, settings) as (_, report):
+    with run_command(json_output) as output, _report(cluster) as (_, report):
         found = report.cluster()
         output.result(found, lambda: _show_cluster(output, found))
 
 
 @cluster.command()
+@grouped
 def slots(
     slot: Annotated[int | None, typer.Option("--slot", metavar="N", help="Only this slot.")] = None,
     database: Annotated[
@@ -88,9 +106,8 @@ def slots(
     bucket: Annotated[
         int | None, typer.Option("--bucket", metavar="N", help="Only this bucket; with --database.")
     ] = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Which group owns each slot, where it was before, and whether its data has arrived.
@@ -99,7 +116,7 @@ def slots(
     """
     with run_command(json_output) as output:
         time_ns = _checked_time(slot, database, time, bucket)
-        with _report(cluster, bootstrap, settings) as (session, report):
+        with _report(cluster) as (session, report):
             if database is not None and time_ns is not None:
                 numbers: Sequence[int] = _slots_of(session, database, time_ns, bucket)
             else:
@@ -112,72 +129,42 @@ def slots(
 
 
 @cluster.command()
+@grouped
 def add(
-    node: NodeArgument,
-    by: MeasureOption = Measure.SLOTS,
-    dry_run: PlanOption = False,
-    no_wait: WaitOption = False,
-    timeout: TimeoutOption = None,
-    rate: RateOption = 0,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
+    node: NodeArgument, *, options: ChangeOptions, cluster: ClusterOptions, json_output: JsonOption = False
 ) -> None:
     """Add a node that runs and waits to join, and wait until it has its share of the data.
 
     With --dry-run the node need not run.
     """
     with run_command(json_output) as output:
-        request = ChangeOptions("add", node, by, dry_run, no_wait, timeout, rate)
-        _change(output, request, _report(cluster, bootstrap, settings))
+        _change(output, AskedChange("add", node, options), cluster)
 
 
 @cluster.command()
+@grouped
 def remove(
-    node: NodeArgument,
-    by: MeasureOption = Measure.SLOTS,
-    dry_run: PlanOption = False,
-    no_wait: WaitOption = False,
-    timeout: TimeoutOption = None,
-    rate: RateOption = 0,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
+    node: NodeArgument, *, options: ChangeOptions, cluster: ClusterOptions, json_output: JsonOption = False
 ) -> None:
     """Give the data of a node to the others, and wait until they have it. A dead node can be removed too."""
     with run_command(json_output) as output:
-        request = ChangeOptions("remove", node, by, dry_run, no_wait, timeout, rate)
-        _change(output, request, _report(cluster, bootstrap, settings))
+        _change(output, AskedChange("remove", node, options), cluster)
 
 
 @cluster.command()
-def balance(
-    by: MeasureOption = Measure.SLOTS,
-    dry_run: PlanOption = False,
-    no_wait: WaitOption = False,
-    timeout: TimeoutOption = None,
-    rate: RateOption = 0,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def balance(*, options: ChangeOptions, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """Move slots until every group has the same share, while nobody joins or leaves."""
     with run_command(json_output) as output:
-        request = ChangeOptions("balance", "", by, dry_run, no_wait, timeout, rate)
-        _change(output, request, _report(cluster, bootstrap, settings))
+        _change(output, AskedChange("balance", "", options), cluster)
 
 
 @contextmanager
-def _report(
-    cluster: str | None, bootstrap: str | None, settings: list[str] | None
-) -> Iterator[tuple[ClusterSession, ClusterReport]]:
+def _report(cluster: ClusterOptions) -> Iterator[tuple[ClusterSession, ClusterReport]]:
     from headrace.consumers.membership.cluster_report import ClusterReport
     from headrace.consumers.membership.membership_follower import MembershipFollower
 
-    with cluster_session(cluster, bootstrap, settings) as session, session.member_view() as view:
+    with cluster_session(cluster) as session, session.member_view() as view:
         # Unlike the state alone, it knows since when data moves.
         with closing(MembershipFollower(session.log, session.topics.membership)) as follower:
             state = follower.read_all()
@@ -185,93 +172,75 @@ def _report(
 
 
 @cluster.command()
-def cancel(
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def cancel(*, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """End the running change, as long as its table does not count yet."""
     from headrace.cluster_change import ClusterChanges
 
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         with closing(ClusterChanges(session.log, session.topics)) as changes:
             outcome = changes.cancel()
         output.result({"phase": str(outcome.phase)}, f"change to table {outcome.version} is {outcome.phase}")
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeOptions:
-    """What a command line asks for."""
-
-    kind: str
-    node: str
-    by: Measure
-    dry_run: bool
-    no_wait: bool
-    timeout_s: float | None
-    rate: int
-
-
-def _change(output: Output, options: ChangeOptions, opened: Any) -> None:
+def _change(output: Output, asked: AskedChange, cluster: ClusterOptions) -> None:
+    timeout_s = asked.options.timeout_s
     # Neither is true of `nan`.
-    if options.timeout_s is not None and not 0 < options.timeout_s < math.inf:
-        raise UsageInvalid(f"--timeout {options.timeout_s:g} is no time to wait", action="give seconds above 0")
-    if options.kind != "balance" and not options.node:
-        raise UsageInvalid("the name of the node is empty", action=f"name it: headrace cluster {options.kind} NODE")
-    with opened as (session, report):
-        found = _planned(session, report, options)
-        if not options.dry_run:
-            _carry_out(output, session, options)
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise UsageInvalid(f"--timeout {timeout_s:g} is no time to wait", action="give seconds above 0")
+    if asked.kind != "balance" and not asked.node:
+        raise UsageInvalid("the name of the node is empty", action=f"name it: headrace cluster {asked.kind} NODE")
+    with _report(cluster) as (session, report):
+        if not asked.options.dry_run:
+            _carry_out(output, session, asked)
             return
+        found = _planned(session, report, asked)
     output.result(found, lambda: _show_plan(output, found))
 
 
-def _planned(session: ClusterSession, report: ClusterReport, options: ChangeOptions) -> dict[str, Any]:
+def _planned(session: ClusterSession, report: ClusterReport, asked: AskedChange) -> dict[str, Any]:
     """What would move. Raises the refusals of a request that can be checked without the leader."""
     from headrace.consumers.membership.balancer import Balancer, ByteBalancer, SlotCountBalancer
     from headrace.consumers.membership.requests import ChangeRequest, plan_change
     from headrace.schemas.membership_records import ChangeKind
 
-    if not options.dry_run:
-        return {}
-    balancer: Balancer = ByteBalancer(report.slot_bytes()) if options.by is Measure.BYTES else SlotCountBalancer()
-    request = ChangeRequest(uuid.uuid4().hex, ChangeKind(options.kind), options.node)
+    balancer: Balancer = ByteBalancer(report.slot_bytes()) if asked.options.by is Measure.BYTES else SlotCountBalancer()
+    request = ChangeRequest(uuid.uuid4().hex, ChangeKind(asked.kind), asked.node)
     return report.plan(plan_change(session.membership, request, report.nodes_view(), balancer))
 
 
-def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) -> None:
+def _carry_out(output: Output, session: ClusterSession, asked: AskedChange) -> None:
     """Send the request, and follow the change with a line a phase, or a bar on a terminal."""
     from headrace.cluster_change import ANSWER_TIMEOUT_S, NEXT_STEPS, ChangeResult, ClusterChanges
     from headrace.consumers.membership.requests import NothingToMove
     from headrace.consumers.membership.running_change import Phase
 
-    request: dict[str, Any] = {"id": uuid.uuid4().hex, "kind": options.kind, "by": str(options.by)}
-    if options.node:
-        request["node"] = options.node
-    if options.rate:
-        request["rate"] = options.rate
+    request: dict[str, Any] = {"id": uuid.uuid4().hex, "kind": asked.kind, "by": str(asked.options.by)}
+    if asked.node:
+        request["node"] = asked.node
+    if asked.options.rate:
+        request["rate"] = asked.options.rate
     with closing(ClusterChanges(session.log, session.topics)) as changes:
         output.left_running = f"the change may have begun: {NEXT_STEPS}"
         try:
-            answer_s = min(ANSWER_TIMEOUT_S, options.timeout_s or ANSWER_TIMEOUT_S)
+            answer_s = min(ANSWER_TIMEOUT_S, asked.options.timeout_s or ANSWER_TIMEOUT_S)
             outcome = changes.begin(request, answer_s, on_wait=remark(output))
         except NothingToMove:
             done = ChangeResult(session.slot_table.version, Phase.DONE, 0, 0, 0.0)
-            output.result(done.document(), f"{options.kind}: the groups have equal shares, and no slot moves")
+            output.result(done.document(), f"{asked.kind}: the groups have equal shares, and no slot moves")
             return
         begun = {"id": request["id"], "change": outcome.number, "version": outcome.version, "phase": str(outcome.phase)}
-        if options.no_wait:
+        if asked.options.no_wait:
             output.result(begun, f"change {outcome.number} to table {outcome.version} has begun")
             return
         output.left_running = f"the change continues: {NEXT_STEPS}"
         with output.progress("moving", None, "slots") as advance:
             view = ProgressView(output, advance)
-            result = changes.follow(request["id"], view.show, options.timeout_s)
+            result = changes.follow(request["id"], view.show, asked.options.timeout_s)
             view.end(result.slots_moved)
         output.left_running = ""
     document = result.document()
-    named = f"{options.kind} {options.node}".strip()
+    named = f"{asked.kind} {asked.node}".strip()
     moved = f"{result.slots_moved:,} slots moved, about {_size(result.bytes_moved)}, in {result.seconds:.1f} s"
     output.result(document, f"{named}: table {result.version} counts, {moved}")
 

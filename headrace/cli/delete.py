@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.format_options import static_tag
 from headrace.cli.generate import parse_start
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.removal_options import DryRunOption, connection, show_removal
+from headrace.cli.row_options import static_tag
 from headrace.terminal.command import UsageInvalid, run_command
 
 
@@ -18,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(delete)
 
 
+@grouped
 def delete(
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database of the table.")],
     table: Annotated[str, typer.Option("--table", metavar="T", help="The table.")],
@@ -31,9 +33,8 @@ def delete(
     end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="Before this time.")] = None,
     dry_run: DryRunOption = False,
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Delete rows of a table, by tags and time; rows that are written later stay.
@@ -52,7 +53,7 @@ def delete(
         tags = tag_values([static_tag(text) for text in tag or ()])
         start_ns = None if start is None else parse_start(start, "--start")
         end_ns = None if end is None else parse_start(end, "--end")
-        with connection(output, node, cluster, bootstrap, settings) as connected:
+        with connection(output, node, cluster) as connected:
             message = delete_message(connected.schema(database, table), tags, start_ns, end_ns)
             name = f"{database}.{table}"
             if dry_run:

@@ -10,27 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.format_options import (
-    RAW_FORMATS,
-    AnyTimeOption,
-    ColumnsOption,
-    MappingOption,
-    RegistryOption,
-    ResolutionOption,
-    SchemaDirOption,
-    TableColumnOption,
-    TableOption,
-    TagOption,
-    TagsOption,
-    TimeColumnOption,
-    TimeFormatOption,
-    TimeUnitOption,
-    database_and_options,
-    format_options,
-    with_schemas,
-)
-from headrace.cli.ingest_job import ingest_job, ingest_settings
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.message_options import MessageOptions, message_job
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.row_options import RowOptions
 from headrace.cli.session import cluster_session
 from headrace.connectors.log.topics import DLQ_PREFIX
 from headrace.terminal.command import run_command
@@ -54,14 +37,10 @@ def register(app: typer.Typer) -> None:
 
 
 @dlq.command("list")
-def list_queues(
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def list_queues(*, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """List the dead-letter topics, and how many of their records were not replayed."""
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         from headrace.pipeline.dead_letter_queue import DeadLetterQueues
 
         found = [
@@ -82,16 +61,16 @@ def list_queues(
 
 
 @dlq.command()
+@grouped
 def show(
     queue: QueueArgument,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most records to show.")] = SHOWN_MAX,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Show the oldest records of a dead-letter topic that were not replayed, with their reasons."""
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         from headrace.pipeline.dead_letter_queue import DeadLetterQueues, dead_letter_of, records_of
 
         found = DeadLetterQueues(session.log, session.topics).queue(queue)
@@ -104,28 +83,13 @@ def show(
 
 
 @dlq.command()
+@grouped
 def replay(
     queue: QueueArgument,
-    form: Annotated[str, typer.Option("--format", metavar="|".join(RAW_FORMATS), help="Format of the raw messages.")],
-    database: Annotated[
-        str | None, typer.Option("--database", metavar="DB", help="Database to write into; a mapping may name it.")
-    ] = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    table: TableOption = None,
-    table_column: TableColumnOption = None,
-    tags: TagsOption = "",
-    tag: TagOption = None,
-    time_column: TimeColumnOption = "time",
-    time_unit: TimeUnitOption = "ns",
-    time_format: TimeFormatOption = None,
-    time_resolution: ResolutionOption = None,
-    any_time: AnyTimeOption = False,
-    columns: ColumnsOption = "",
-    mapping: MappingOption = None,
-    schema_dir: SchemaDirOption = None,
-    registry: RegistryOption = None,
-    settings: SettingsOption = None,
+    *,
+    messages: MessageOptions,
+    rows: RowOptions,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Parse dead letters once more and write their rows into a cluster.
@@ -133,18 +97,14 @@ def replay(
     What is refused again stays in the queue, with its new reason. A replay that is stopped continues where it was.
     """
     with run_command(json_output) as output:
-        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
         # A mapping names raw topics.
-        database, options = database_and_options(database, options, form, mapping, queue.removeprefix(DLQ_PREFIX))
-        options = with_schemas(options, form, schema_dir, registry)
-        loaded = ingest_settings(cluster, bootstrap, time_resolution, settings)
-        job = ingest_job(loaded, queue, database, form, options, any_time)
-        with cluster_session(cluster, bootstrap, settings) as session:
+        settings, job = message_job(messages, rows, cluster, queue, source_topic=queue.removeprefix(DLQ_PREFIX))
+        with cluster_session(cluster) as session:
             from headrace.pipeline.dead_letter_queue import DeadLetterQueues
             from headrace.pipeline.dead_letter_replay import DeadLetterReplay
 
             found = DeadLetterQueues(session.log, session.topics).queue(queue)
-            share_max = loaded.ingest.rejected_share_max
+            share_max = settings.ingest.rejected_share_max
             done = _run(output, DeadLetterReplay(session.log, session.topics, found, job, share_max), found.records)
         _report(output, queue, done)
 

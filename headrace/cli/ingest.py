@@ -10,29 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.format_options import (
-    RAW_FORMATS,
-    AnyTimeOption,
-    ColumnsOption,
-    MappingOption,
-    RegistryOption,
-    ResolutionOption,
-    SchemaDirOption,
-    TableColumnOption,
-    TableOption,
-    TagOption,
-    TagsOption,
-    TimeColumnOption,
-    TimeFormatOption,
-    TimeUnitOption,
-    database_and_options,
-    format_options,
-    with_schemas,
-)
 from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
-from headrace.cli.ingest_job import ingest_job, ingest_settings
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.message_options import MessageOptions, message_job
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.row_options import RowOptions
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
 from headrace.terminal.output import Output, counted, refused_lines
@@ -81,27 +64,13 @@ def group() -> None:
 
 
 @ingest.command()
+@grouped
 def run(
     topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; created if it is missing.")],
-    form: Annotated[str, typer.Option("--format", metavar="|".join(RAW_FORMATS), help="Format of the raw messages.")],
-    database: Annotated[
-        str | None, typer.Option("--database", metavar="DB", help="Database to write into; a mapping may name it.")
-    ] = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    table: TableOption = None,
-    table_column: TableColumnOption = None,
-    tags: TagsOption = "",
-    tag: TagOption = None,
-    time_column: TimeColumnOption = "time",
-    time_unit: TimeUnitOption = "ns",
-    time_format: TimeFormatOption = None,
-    time_resolution: ResolutionOption = None,
-    any_time: AnyTimeOption = False,
-    columns: ColumnsOption = "",
-    mapping: MappingOption = None,
-    schema_dir: SchemaDirOption = None,
-    registry: RegistryOption = None,
+    *,
+    messages: MessageOptions,
+    rows: RowOptions,
+    cluster: ClusterOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show schema and five rows; write nothing.")] = False,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
     checkpoint: CheckpointOption = None,
@@ -110,7 +79,6 @@ def run(
     interval_s: IntervalOption = 1.0,
     timeout_s: WaitOption = 30.0,
     http: MetricsAddressOption = None,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write the readings of a raw topic into a cluster.
@@ -121,16 +89,12 @@ def run(
     with run_command(json_output) as output:
         if json_output:
             output = JsonLines(json_output)
-        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
-        database, options = database_and_options(database, options, form, mapping, topic)
-        options = with_schemas(options, form, schema_dir, registry)
-        loaded = ingest_settings(cluster, bootstrap, time_resolution, settings)
-        job = ingest_job(loaded, topic, database, form, options, any_time)
+        settings, job = message_job(messages, rows, cluster, topic)
         if dry_run:
             _try_first_messages(job, output)
             return
         run_options = _run_options(checkpoint, data_dir, job, available_now, max_messages, interval_s, timeout_s)
-        _run(output, job, run_options, loaded.ingest, http)
+        _run(output, job, run_options, settings.ingest, http)
 
 
 def _try_first_messages(job: IngestJob, output: Output) -> None:

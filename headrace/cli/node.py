@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import (
-    BootstrapOption,
-    ClusterOption,
-    DataDirectoryOption,
-    JsonOption,
-    NodeIdOption,
-    SettingsOption,
-    parse_settings,
-)
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, DataDirectoryOption, JsonOption, NodeIdOption
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
@@ -57,12 +50,13 @@ def register(app: typer.Typer) -> None:
 
 
 @node.command()
+@grouped
 def run(
-    cluster: ClusterOption = None,
+    *,
+    cluster: ClusterOptions,
     node_id: NodeIdOption = None,
     nodes: NodesOption = None,
     replication: ReplicationOption = None,
-    bootstrap: BootstrapOption = None,
     data_dir: DataDirectoryOption = None,
     http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = None,
     advertise: Annotated[
@@ -72,7 +66,6 @@ def run(
     flight: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address to serve Arrow Flight on; none by default.")
     ] = None,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.
@@ -82,8 +75,7 @@ def run(
     with run_command(json_output, log_level="info") as output:
         loaded = load_node_settings(
             {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
+                **cluster.flags(),
                 "node.id": node_id,
                 "node.nodes": nodes,
                 "node.replication": replication,
@@ -92,7 +84,6 @@ def run(
                 "node.advertise": advertise,
                 "node.log": log,
                 "node.flight": flight,
-                "kafka": parse_settings(settings),
             }
         )
         # Before anything loads pyarrow: its allocator reads this once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 SettingsOption = Annotated[
     list[str] | None, typer.Option("-X", metavar="KEY=VALUE", help="A librdkafka setting, verbatim; may be repeated.")
 ]
-ClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="C", help="Name of the cluster.")]
-BootstrapOption = Annotated[str | None, typer.Option("--bootstrap", metavar="B", help="Kafka's address, host:port.")]
 NodeIdOption = Annotated[str | None, typer.Option("--id", metavar="N", help="Name of this node.")]
 DataDirectoryOption = Annotated[
     Path | None, typer.Option("--data-dir", metavar="D", help="Directory of the node's data.")
@@ -33,6 +32,25 @@ ThroughNodeOption = Annotated[
     str | None,
     typer.Option("--node", metavar="HOST:PORT", help="Node to work through instead of Kafka, also as a URL."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Where a command finds its cluster; what is not given is in the environment or in `headrace.toml`."""
+
+    cluster_name: Annotated[str | None, typer.Option("--cluster", metavar="C", help="Name of the cluster.")] = None
+    bootstrap: Annotated[str | None, typer.Option("--bootstrap", metavar="B", help="Kafka's address, host:port.")] = (
+        None
+    )
+    kafka: SettingsOption = None
+
+    def flags(self) -> dict[str, object]:
+        """What `load_settings` takes. Raises UsageInvalid."""
+        return {
+            "cluster.name": self.cluster_name,
+            "cluster.bootstrap": self.bootstrap,
+            "kafka": parse_settings(self.kafka),
+        }
 
 
 def parse_settings(settings: Sequence[str] | None) -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, NodeUrlOption
 from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
@@ -60,6 +61,7 @@ def register(app: typer.Typer) -> None:
     app.command()(query)
 
 
+@grouped
 def query(
     sql: Annotated[
         str | None,
@@ -84,9 +86,8 @@ def query(
     ] = "",
     running: Annotated[bool, typer.Option("--running", help="List the queries that run at the node.")] = False,
     kill: Annotated[str | None, typer.Option("--kill", metavar="ID", help="End a query that runs at the node.")] = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
@@ -95,7 +96,7 @@ def query(
         if running or kill is not None:
             if sql is not None or file is not None or (running and kill is not None):
                 raise UsageInvalid("--running and --kill take no SQL, and not each other")
-            _operate(output, node_url(node, cluster, bootstrap, settings, stale=True), kill)
+            _operate(output, node_url(node, cluster, stale=True), kill)
             return
         form, older = _checked(QueryFormat.JSON if output.json_output else chosen), StaleAnswer(stale)
         text, given = (
@@ -103,7 +104,7 @@ def query(
             dict[str, Any](limit=limit, user=user, parameters=param or (), after=_offsets(after)),
         )
         given["timeout_ms"] = _milliseconds(timeout_s)
-        url = node_url(node, cluster, bootstrap, settings, stale=bool(older.within_s))
+        url = node_url(node, cluster, stale=bool(older.within_s))
         _ask(output, url, text, form, older, given)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
 from headrace.cli.session import cluster_session
 from headrace.terminal.command import run_command
 
@@ -17,19 +18,19 @@ def register(app: typer.Typer) -> None:
     app.command(name="refuse-record")(refuse_record)
 
 
+@grouped
 def refuse_record(
     group: Annotated[str, typer.Option("--group", metavar="G", help="The group that waits.")],
     offset: Annotated[int, typer.Option("--offset", metavar="OFFSET", help="Offset of the record in its log.", min=0)],
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Drop a record that a group waits at, since the version of the table that it names is not coming.
 
     All replicas ignore it for good; its rows are lost.
     """
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         from headrace.consumers.membership.refusal import refuse_record as refuse
 
         refused = refuse(session.log, session.topics, group, offset)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import parse_settings
 from headrace.cli.session import named_node, node_of
 from headrace.terminal.command import UsageInvalid
 from headrace.terminal.output import Output
 from headrace.terminal.sizes import short_bytes
 
 if TYPE_CHECKING:
+    from headrace.cli.options import ClusterOptions
     from headrace.client import Client
     from headrace.removal import Removal
     from headrace.schemas.messages import Delete
@@ -58,9 +58,7 @@ class Connection:
 
 
 @contextmanager
-def connection(
-    output: Output, node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None
-) -> Iterator[Connection]:
+def connection(output: Output, node: str | None, cluster: ClusterOptions) -> Iterator[Connection]:
     """Connect to a cluster, over Kafka or through a node.
 
     Raises UsageInvalid, ClusterUnnamed, NoCluster, LogUnavailable, NodeUnreachable, SettingsInvalid.
@@ -71,13 +69,13 @@ def connection(
     from headrace.client import Client, node_client
     from headrace.settings import load_settings
 
-    url = named_node(node, cluster, bootstrap, settings)
+    url = named_node(node, cluster)
     if url is not None:
         loaded = load_settings({"node.url": url})
         with node_client(url, loaded) as client:
             yield Connection(loaded, client, url)
         return
-    loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
+    loaded = load_settings(cluster.flags())
     reached = ClusterConnection(lambda: open_cluster(loaded, on_wait=output.note))
     reached.open()
     with Client(LogAccess(reached), loaded, NodeDirectory(reached)) as client:

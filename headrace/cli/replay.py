@@ -10,15 +10,8 @@ import typer
 
 from headrace.cli.generate import parse_start
 from headrace.cli.node import load_node_settings
-from headrace.cli.options import (
-    BootstrapOption,
-    ClusterOption,
-    DataDirectoryOption,
-    JsonOption,
-    NodeIdOption,
-    SettingsOption,
-    parse_settings,
-)
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, DataDirectoryOption, JsonOption, NodeIdOption
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import UsageInvalid, run_command
@@ -34,9 +27,10 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
+@grouped
 def replay(
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     node_id: NodeIdOption = None,
     data_dir: DataDirectoryOption = None,
     may_replace: Annotated[bool, typer.Option("--replace", help="Replace a data directory that is not empty.")] = False,
@@ -48,7 +42,6 @@ def replay(
         str | None, typer.Option("--start", metavar="TIME", help="From this time on: ISO 8601 (UTC), or nanoseconds.")
     ] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="Before this time.")] = None,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Rebuild a stopped node's store from the topics; the old one is deleted when the new one is complete.
@@ -62,11 +55,9 @@ def replay(
         keep_pandas_out()
         loaded = load_node_settings(
             {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
+                **cluster.flags(),
                 "node.id": node_id,
                 "node.data_dir": data_dir,
-                "kafka": parse_settings(settings),
             }
         )
         _replay_and_report(output, loaded, selection, may_replace=may_replace)

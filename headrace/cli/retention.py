@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli.generate import parse_duration
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.removal_options import DryRunOption, TableArgument, connection, show_removal, table_name
 from headrace.terminal.command import UsageInvalid, run_command
 
@@ -31,14 +32,14 @@ def group() -> None:
 
 
 @retention.command("set")
+@grouped
 def set_(
     name: TableArgument,
     keep: Annotated[str, typer.Argument(metavar="TIME|forever", help="How long: 30d, 12h, 2w; or forever.")],
     dry_run: DryRunOption = False,
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Keep the rows of a table for so long; nodes then drop whole time slices that are older."""
@@ -48,7 +49,7 @@ def set_(
 
         database, table = table_name(name)
         kept = _kept(keep)
-        with connection(output, node, cluster, bootstrap, settings) as connected:
+        with connection(output, node, cluster) as connected:
             if not dry_run:
                 connected.client.set_retention(database, table, kept)
                 seconds = None if kept is None else kept.total_seconds()

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
@@ -17,16 +18,16 @@ def register(app: typer.Typer) -> None:
     app.command()(seal)
 
 
+@grouped
 def seal(
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the slowest node.")] = 120.0,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Seal everything and wait until every live node has it in segments."""
-    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+    with run_command(json_output) as output, admin_session(node, cluster) as admin:
         sealed = admin.seal_all(timeout, output.note if not json_output else lambda _line: None)
         rows = [(each.group, each.version, ", ".join(each.members)) for each in sealed]
         output.result(

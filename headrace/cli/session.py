@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import parse_settings
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_USAGE, UsageInvalid
 
 if TYPE_CHECKING:
     from headrace._member_views import LogView
     from headrace.admin_client import AdminClient
+    from headrace.cli.options import ClusterOptions
     from headrace.connectors.log.kafka import KafkaLog
     from headrace.connectors.log.topics import Topics
     from headrace.consumers.membership.changes import MembershipState
@@ -52,7 +52,7 @@ class ClusterSession:
 
 
 @contextmanager
-def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> Iterator[ClusterSession]:
+def cluster_session(cluster: ClusterOptions) -> Iterator[ClusterSession]:
     """Connect to a cluster by flags, environment and file.
 
     Raises ClusterUnnamed, NoCluster, LogUnavailable, SettingsInvalid.
@@ -62,7 +62,7 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
     from headrace.consumers.membership.bootstrap import read_membership
     from headrace.settings import load_settings
 
-    loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
+    loaded = load_settings(cluster.flags())
     require_cluster(loaded)
     topics = Topics(loaded.cluster.name)
     log = KafkaLog(loaded.cluster.bootstrap, loaded.kafka)
@@ -73,16 +73,14 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
 
 
 @contextmanager
-def admin_session(
-    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None
-) -> Iterator[AdminClient]:
+def admin_session(node: str | None, cluster: ClusterOptions) -> Iterator[AdminClient]:
     """The client for commands to a running cluster: over Kafka, or through the node that was named.
 
     Raises UsageInvalid, NodeAddressInvalid, NodeUnreachable, and as `cluster_session`.
     """
-    url = named_node(node, cluster, bootstrap, settings)
+    url = named_node(node, cluster)
     if url is None:
-        with cluster_session(cluster, bootstrap, settings) as session, session.admin_client() as admin:
+        with cluster_session(cluster) as session, session.admin_client() as admin:
             yield admin
         return
     from headrace._member_views import NodeView
@@ -91,9 +89,7 @@ def admin_session(
     yield AdminClient(NodeView(url))
 
 
-def named_node(
-    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None = None
-) -> str | None:
+def named_node(node: str | None, cluster: ClusterOptions) -> str | None:
     """The URL of the node that a command works through, None for Kafka.
 
     That of the flag, else of the setting `node.url` where no cluster is set. Raises UsageInvalid, NodeAddressInvalid,
@@ -102,12 +98,12 @@ def named_node(
     from headrace.settings import load_settings
 
     if node is not None:
-        flags = (("--bootstrap", bootstrap), ("--cluster", cluster), ("-X", settings))
+        flags = (("--bootstrap", cluster.bootstrap), ("--cluster", cluster.cluster_name), ("-X", cluster.kafka))
         for name in (name for name, value in flags if value):
             raise UsageInvalid(
                 f"--node and {name} contradict each other", action="give --node to work through a node, without Kafka"
             )
-    loaded = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
+    loaded = load_settings({"node.url": node, **cluster.flags()})
     configured = {loaded.origin("cluster.bootstrap"), loaded.origin("cluster.name")} != {"default"}
     if node is None and (configured or not loaded.node.url):
         require_cluster(loaded, action="or name a node: --node HOST:PORT")
@@ -135,16 +131,13 @@ def require_cluster(settings: Settings, *, action: str = "") -> None:
         raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)
 
 
-def node_url(
-    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None, *, stale: bool = False
-) -> str:
+def node_url(node: str | None, cluster: ClusterOptions, *, stale: bool = False) -> str:
     """The address of the node that flags, environment and file name; else see `node_of`. Raises UsageInvalid too."""
     from headrace.settings import load_settings
 
-    if node is not None and settings:
+    if node is not None and cluster.kafka:
         raise UsageInvalid("--node and -X contradict each other", action="give --node alone: a node needs no Kafka")
-    flags = {"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap}
-    return node_of(load_settings({**flags, "kafka": parse_settings(settings)}), stale=stale)
+    return node_of(load_settings({"node.url": node, **cluster.flags()}), stale=stale)
 
 
 def node_of(settings: Settings, *, stale: bool = False) -> str:
@@ -169,14 +162,14 @@ def node_of(settings: Settings, *, stale: bool = False) -> str:
         raise
 
 
-def ready_node(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> str:
+def ready_node(cluster: ClusterOptions) -> str:
     """The address of a ready node of a cluster, never the one that the setting `node.url` names.
 
     Raises ClusterUnnamed, NodeUnknown, LogUnavailable, TopicMissing.
     """
     from headrace.settings import load_settings
 
-    named = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
+    named = load_settings(cluster.flags())
     require_cluster(named)
     return _ready_node(named, stale=False)
 

@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, NodeUrlOption
 from headrace.cli.query import ParameterOption
 from headrace.cli.session import node_url
 from headrace.terminal.command import UsageInvalid, run_command
@@ -20,12 +21,12 @@ def register(app: typer.Typer) -> None:
     app.command()(sql)
 
 
+@grouped
 def sql(
     param: ParameterOption = None,
     node: NodeUrlOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     r"""An interactive SQL shell; \? lists its commands.
@@ -39,7 +40,7 @@ def sql(
         from headrace.shell.variables import Variables
 
         variables = Variables(typed_parameters(param or ()))
-        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap, settings)), output, variables)
+        shell = Shell(lambda: NodeClient(node_url(node, cluster)), output, variables)
         if not sys.stdin.isatty():
             shell.run_script(sys.stdin)
             return

@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, NodeUrlOption
 from headrace.cli.session import node_url
 from headrace.terminal.command import EXIT_FAILED, run_command
 from headrace.terminal.output import Output
@@ -27,18 +28,13 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(
-    node: NodeUrlOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def status(node: NodeUrlOption = None, *, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """Groups, roles, versions, lag, segments and live rows of a node; exit code 1 when it is not ready."""
     with run_command(json_output) as output:
         from headrace.node_client import NodeClient
 
-        found = NodeClient(node_url(node, cluster, bootstrap, settings)).status()
+        found = NodeClient(node_url(node, cluster)).status()
         output.result(found, lambda: _show(output, found))
         # `until headrace status; do sleep 1; done` waits for a node.
         if not found.get("ready", False):

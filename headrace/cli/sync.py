@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, SettingsOption, parse_settings
 from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
 from headrace.consumers.node.allocator import keep_freed
@@ -98,23 +99,16 @@ def send(
 
 
 @sync.command()
-def status(
-    data_dir: StateOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@grouped
+def status(data_dir: StateOption = None, *, cluster: ClusterOptions, json_output: JsonOption = False) -> None:
     """How far senders are: those of a centre, with --cluster and --bootstrap, or else by their state directories."""
     with run_command(json_output) as output:
         from headrace.consumers.sync.send_report import sender_documents
 
-        if data_dir is not None and (cluster or bootstrap):
+        of_centre = bool(cluster.cluster_name or cluster.bootstrap)
+        if data_dir is not None and of_centre:
             raise UsageInvalid("--data-dir and a cluster are given", action="give one of them")
-        of_centre = bool(cluster or bootstrap)
-        senders = (
-            centre_senders(cluster, bootstrap, settings) if of_centre else sender_documents(data_dir or default_root())
-        )
+        senders = centre_senders(cluster) if of_centre else sender_documents(data_dir or default_root())
         output.result({"senders": senders}, lambda: _show_senders(output, senders))
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
 from headrace.cli.session import ClusterSession, cluster_session, require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
@@ -44,15 +45,15 @@ class DeviceUnknown(HeadraceError):
     exit_code = 2
 
 
+@grouped
 def receive(
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of this receiver.")],
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     name: Annotated[
         str, typer.Option("--id", metavar="R", help="Name of this receiver among all; kept in its directory else.")
     ] = "",
     http: MetricsAddressOption = None,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Receive files of other stores, and load them into the cluster."""
@@ -63,9 +64,7 @@ def receive(
         from headrace.consumers.sync.receive_process import ReceiveProcess
         from headrace.settings import load_settings
 
-        loaded = load_settings(
-            {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
-        )
+        loaded = load_settings(cluster.flags())
         require_cluster(loaded)
         shared = open_cluster(loaded, on_wait=output.note)
         try:
@@ -80,13 +79,13 @@ def receive(
             close_cluster(shared)
 
 
-def centre_senders(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> list[dict[str, Any]]:
+def centre_senders(cluster: ClusterOptions) -> list[dict[str, Any]]:
     """The senders of a centre, for `headrace sync status`. Raises NotACentre, ClusterUnnamed, LogUnavailable."""
     from headrace.consumers.sync.centre_report import centre_documents
     from headrace.settings import load_settings
 
-    named = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
-    with cluster_session(cluster, bootstrap, settings) as session:
+    named = load_settings(cluster.flags())
+    with cluster_session(cluster) as session:
         return centre_documents(session.log, session.topics, named.cluster.bootstrap, named.kafka)
 
 
@@ -116,17 +115,17 @@ def _run(process: ReceiveProcess, loaded: Settings, output: Output) -> None:
 
 
 @owners.callback(invoke_without_command=True)
+@grouped
 def show_owners(
     context: typer.Context,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Show the senders, and with --json every device."""
     if context.invoked_subcommand is not None:
         return
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         found = _read(session)
         counts = found.counts()
         senders = [
@@ -151,6 +150,7 @@ def show_owners(
 
 
 @owners.command()
+@grouped
 def move(
     sender: Annotated[str, typer.Option("--to", metavar="U", help="The sender that gets them.")],
     device: Annotated[
@@ -160,13 +160,12 @@ def move(
     former: Annotated[
         str, typer.Option("--from", metavar="U", help="All devices of this sender, such as a broken one.")
     ] = "",
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Hand devices to another sender, such as the one that replaces a broken box."""
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+    with run_command(json_output) as output, cluster_session(cluster) as session:
         from headrace.consumers.sync.manifest_rules import is_sender
         from headrace.consumers.sync.owner_log import move_devices
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption
 from headrace.cli.session import cluster_session, ready_node
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import counted
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from headrace.terminal.output import Output
 
 
+@grouped
 def verify(
     node: Annotated[str, typer.Option("--node", metavar="HOST:PORT", help="A node of the store that sends.")],
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     databases: Annotated[str, typer.Option("--databases", metavar="A,B", help="Compare these alone.")] = "",
     since: Annotated[str, typer.Option("--since", metavar="YYYY-MM-DD", help="Compare from this day on.")] = "",
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Compare a store with its centre: exit 0 equal, 1 different, 2 not all is accepted yet.
@@ -37,12 +38,10 @@ def verify(
         from headrace.node_client import NodeClient
 
         wanted, address = _wanted(databases, since), NodeClient(node).url
-        with cluster_session(cluster, bootstrap, settings) as session:
+        with cluster_session(cluster) as session:
             from headrace.sync_verify import CentreNode, EdgeNode, compare_store
 
-            centre = CentreNode(
-                session.log, session.topics, session.slot_table, ready_node(cluster, bootstrap, settings)
-            )
+            centre = CentreNode(session.log, session.topics, session.slot_table, ready_node(cluster))
             edge = EdgeNode(address, centre.identity(), session.topics.cluster)
             found = compare_store(
                 edge, centre, wanted, time.time(), (lambda _line: None) if json_output else output.note

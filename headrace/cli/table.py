@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.removal_options import (
     DryRunOption,
     TableArgument,
@@ -38,14 +39,14 @@ def group() -> None:
 
 
 @table.command()
+@grouped
 def drop(
     name: TableArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; needed where nobody can answer.")] = False,
     dry_run: DryRunOption = False,
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
-    settings: SettingsOption = None,
+    *,
+    cluster: ClusterOptions,
     json_output: JsonOption = False,
 ) -> None:
     """Remove all rows and files of a table, on every node.
@@ -59,7 +60,7 @@ def drop(
         asks = not yes and not dry_run
         if asks and (json_output or not sys.stdin.isatty()):
             raise UsageInvalid(f"dropping {name} needs a yes", action="give --yes; --dry-run shows what would go")
-        with connection(output, node, cluster, bootstrap, settings) as connected:
+        with connection(output, node, cluster) as connected:
             connected.schema(database, table)
             if dry_run:
                 show_removal(output, name, connected.count(Delete(database, table)))

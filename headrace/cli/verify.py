@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 from headrace.terminal.output import counted
@@ -24,10 +25,11 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
 
 
+@grouped
 def verify(
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     allow_missing: Annotated[
         int, typer.Option("--allow-missing", metavar="N", help="Members that may be down or late.", min=0)
     ] = 0,
@@ -36,7 +38,6 @@ def verify(
         bool,
         typer.Option("--read-files", help="Each member reads all its segments again: finds bytes that a disk changed."),
     ] = False,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Compare all members of every group: exit 0 equal, 1 different, 2 a member down or late.
@@ -47,7 +48,7 @@ def verify(
     from headrace.consumers.integrity.verify import exit_code
 
     code = 0
-    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+    with run_command(json_output) as output, admin_session(node, cluster) as admin:
         verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None, read_files=read_files)
         code = exit_code(verdicts, allow_missing)
 

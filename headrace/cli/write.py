@@ -8,27 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.format_options import (
-    AnyTimeOption,
-    ResolutionOption,
-    TableColumnOption,
-    TableOption,
-    TagOption,
-    TagsOption,
-    TimeColumnOption,
-    TimeFormatOption,
-    TimeUnitOption,
-    format_of,
-    format_options,
-)
-from headrace.cli.options import (
-    BootstrapOption,
-    ClusterOption,
-    JsonOption,
-    SettingsOption,
-    ThroughNodeOption,
-    parse_settings,
-)
+from headrace.cli.option_groups import grouped
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
+from headrace.cli.row_options import DelimiterOption, RowOptions, TableColumnOption, TableOption, file_format
 from headrace.cli.session import named_node
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
@@ -52,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command()(write)
 
 
+@grouped
 def write(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="File to write, also gzipped; - is standard input.")],
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
@@ -60,27 +43,20 @@ def write(
         typer.Option("--format", metavar="influx|json|csv|parquet", help="Format; by the file's name when left out."),
     ] = None,
     node: ThroughNodeOption = None,
-    cluster: ClusterOption = None,
-    bootstrap: BootstrapOption = None,
+    *,
+    cluster: ClusterOptions,
     table: TableOption = None,
     table_column: TableColumnOption = None,
-    tags: TagsOption = "",
-    tag: TagOption = None,
-    time_column: TimeColumnOption = "time",
-    time_unit: TimeUnitOption = "ns",
-    time_format: TimeFormatOption = None,
-    time_resolution: ResolutionOption = None,
-    any_time: AnyTimeOption = False,
+    rows: RowOptions,
     no_tags: Annotated[
         bool, typer.Option("--no-tags", help="Rows of one series that share a time may replace each other.")
     ] = False,
     reject_nan: Annotated[bool, typer.Option("--reject-nan", help="Refuse lines with a field that is nan.")] = False,
-    delimiter: Annotated[str, typer.Option("--delimiter", metavar="CHAR", help="Between the columns of CSV.")] = ",",
+    delimiter: DelimiterOption = ",",
     quorum: Annotated[
         int | None,
         typer.Option("--quorum", metavar="K", min=0, help="0 = not awaited, 1 = in the log, K = at K nodes."),
     ] = None,
-    settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write a file of readings.
@@ -91,14 +67,13 @@ def write(
         from headrace.settings import load_settings
 
         _require_file(file)
-        name = format_of(file, form)
-        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
+        name = file_format(file, form)
+        options = rows.with_table(table, table_column, delimiter=delimiter)
         keep_pandas_out()
-        url = named_node(node, cluster, bootstrap, settings)
-        flags: dict[str, object] = {"cluster.name": cluster, "cluster.bootstrap": bootstrap}
-        flags |= {"write.quorum": quorum, "write.time_resolution": time_resolution}
-        loaded = load_settings({**flags, "kafka": parse_settings(settings)})
-        rules = _rules(options, any_time, no_tags, reject_nan)
+        url = named_node(node, cluster)
+        flags = {**cluster.flags(), "write.quorum": quorum, "write.time_resolution": rows.time_resolution}
+        loaded = load_settings(flags)
+        rules = _rules(options, rows.any_time, no_tags, reject_nan)
         _write_and_report(output, loaded, url, file, database, name, options, rules)
 
 
