@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -22,9 +20,9 @@ from tests.sim.model_store import ModelStore
 from tests.sim.parts import ProgrammingError, SimFiles
 from tests.sim.real_store import RealFiles
 from tests.sim.rules import QUICK_SEEDS, RULES, Rule
+from tests.sim.schedules import run_schedules, shows_more
 from tests.sim.simulation import FilesFactory, Simulation
 
-ONLY = "SEED"
 """The environment variable that names the one schedule to run, with its events."""
 SEEDS = 50
 SEEDS_AT_ONCE = 25
@@ -43,26 +41,17 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "replication.md"
 
 def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON, files: FilesFactory = SimFiles) -> None:
     """Run each seed's schedule, or that of SEED alone. Raises InvariantBroken, which names the seed."""
-    # A schedule leaves few cycles, and looking for them again and again took a quarter of its time.
-    gc.disable()
-    try:
-        for seed in _chosen(seeds):
-            Simulation(seed, faults, ONLY in os.environ, files).run()
-            gc.collect(0)
-    finally:
-        gc.enable()
+    run_schedules(seeds, lambda seed: Simulation(seed, faults, shows_more(), files).run())
 
 
 def run_real_seeds(seeds: Iterable[int], faults: tuple[str, ...] = REAL) -> None:
     """The same over real stores, in memory where the machine has a directory for that."""
-    for seed in _chosen(seeds):
+
+    def run(seed: int) -> None:
         with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
-            run_seeds([seed], faults, partial(RealFiles, root=Path(root)))
+            Simulation(seed, faults, shows_more(), partial(RealFiles, root=Path(root))).run()
 
-
-def _chosen(seeds: Iterable[int]) -> Iterable[int]:
-    only = os.environ.get(ONLY)
-    return [int(only)] if only else seeds
+    run_schedules(seeds, run)
 
 
 @pytest.mark.slow(8)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -12,6 +10,7 @@ import structlog
 
 from tests.sim.membership_rules import MEMBERSHIP_RULES, MembershipRule
 from tests.sim.membership_simulation import MembershipSimulation
+from tests.sim.schedules import run_schedules, shows_more
 
 SEEDS = 300
 SOAK_SEEDS = 20_000
@@ -29,16 +28,8 @@ def quiet() -> Iterator[None]:
 
 
 def run_seeds(seeds: Iterable[int]) -> None:
-    """Run each seed's schedule, or that of SEED alone. Raises InvariantBroken, which names the seed."""
-    only = os.environ.get("SEED")
-    # A schedule leaves few cycles, and looking for them again and again takes a part of its time.
-    gc.disable()
-    try:
-        for seed in [int(only)] if only else seeds:
-            MembershipSimulation(seed, only is not None).run()
-            gc.collect(0)
-    finally:
-        gc.enable()
+    """See `run_schedules`."""
+    run_schedules(seeds, lambda seed: MembershipSimulation(seed, shows_more()).run())
 
 
 @pytest.mark.slow(8)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -13,6 +11,7 @@ import structlog
 from headrace.consumers.membership.running_change import Phase
 from tests.sim.migration_rules import MIGRATION_RULES, MigrationRule, lose_hand_overs
 from tests.sim.migration_simulation import MigrationSimulation
+from tests.sim.schedules import run_schedules, shows_more
 
 SEEDS = 300
 FOUND_SEEDS = (3137, 8015, 12335)
@@ -35,16 +34,8 @@ def quiet() -> Iterator[None]:
 
 
 def run_seeds(seeds: Iterable[int]) -> None:
-    """Run each seed's schedule, or that of SEED alone. Raises InvariantBroken, which names the seed."""
-    only = os.environ.get("SEED")
-    # A schedule leaves few cycles, and looking for them again and again takes a part of its time.
-    gc.disable()
-    try:
-        for seed in [int(only)] if only else seeds:
-            MigrationSimulation(seed, only is not None).run()
-            gc.collect(0)
-    finally:
-        gc.enable()
+    """See `run_schedules`."""
+    run_schedules(seeds, lambda seed: MigrationSimulation(seed, shows_more()).run())
 
 
 @pytest.mark.slow(50)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterable
 
 import pytest
@@ -12,6 +10,7 @@ from headrace.consumers.replication import replica
 from tests.sim.moving_groups import Group
 from tests.sim.moving_sync import Job, MovingSyncSimulation
 from tests.sim.moving_sync_rules import RULES, MovingSyncRule
+from tests.sim.schedules import run_schedules
 
 SEEDS = 60
 FOUND_SEEDS = (23_929, 24_511)
@@ -21,16 +20,8 @@ SOAK_SEEDS_AT_ONCE = 5_000
 
 
 def run_seeds(seeds: Iterable[int]) -> None:
-    """Run each seed's schedule, or that of SEED alone. Raises AssertionError, which names the seed."""
-    only = os.environ.get("SEED")
-    # A schedule leaves few cycles, and looking for them again and again takes a part of its time.
-    gc.disable()
-    try:
-        for seed in [int(only)] if only else seeds:
-            MovingSyncSimulation(seed).run()
-            gc.collect(0)
-    finally:
-        gc.enable()
+    """See `run_schedules`."""
+    run_schedules(seeds, lambda seed: MovingSyncSimulation(seed).run())
 
 
 @pytest.mark.slow(8)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 from collections.abc import Iterable, Iterator
 
 import pytest
 import structlog
 
 from headrace.consumers.sync import selection, send_round, sender
+from tests.sim.schedules import run_schedules
 from tests.sim.sync_rules import RULES, SyncRule
 from tests.sim.sync_simulation import SyncSimulation
 from tests.unit.sync import edge_model
@@ -33,16 +32,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_seeds(seeds: Iterable[int]) -> None:
-    """Run each seed's schedule, or that of SEED alone. Raises AssertionError, which names the seed."""
-    only = os.environ.get("SEED")
-    # A schedule leaves few cycles, and looking for them again and again takes a part of its time.
-    gc.disable()
-    try:
-        for seed in [int(only)] if only else seeds:
-            SyncSimulation(seed).run()
-            gc.collect(0)
-    finally:
-        gc.enable()
+    """See `run_schedules`."""
+    run_schedules(seeds, lambda seed: SyncSimulation(seed).run())
 
 
 @pytest.mark.slow(12)
