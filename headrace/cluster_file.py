@@ -1,6 +1,6 @@
 """`cluster.json`: names, addresses and pids of a local cluster, so that a later process can stop what another started.
 
-And the lock of its directory, which one start holds.
+And the lock of its directory, which one `up` or `down` holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ClusterDirectoryUnusable(HeadraceError):
     """A directory in which no cluster can be started."""
 
 
-class ClusterStarting(HeadraceError):
-    """Another process starts the cluster of a directory."""
+class ClusterBusy(HeadraceError):
+    """Another process starts or stops the cluster of a directory."""
 
 
 @dataclass(slots=True)
@@ -55,17 +55,17 @@ def write_cluster_file(directory: Path, content: ClusterFile) -> None:
 
 
 @contextmanager
-def starting(directory: Path) -> Iterator[None]:
-    """Hold a directory, which is created if it is missing, for one start.
+def held_directory(directory: Path) -> Iterator[None]:
+    """Hold a directory, which is created if it is missing, while processes start or stop.
 
-    Raises ClusterDirectoryUnusable, ClusterStarting.
+    Raises ClusterDirectoryUnusable, ClusterBusy.
     """
     try:
         lock = DirectoryLock(create_directories(directory), name=LOCK_NAME)
-    except DirectoryHeld:
-        raise ClusterStarting(
-            f"another headrace up starts the cluster in {directory}",
-            action="wait for it, or name another --dir",
+    except DirectoryHeld as held:
+        raise ClusterBusy(
+            f"another command starts or stops the cluster in {directory}" + (f": pid {held.pid}" if held.pid else ""),
+            action="wait for it, or end it with Ctrl-C",
             retriable=True,
         ) from None
     except OSError as error:

@@ -51,14 +51,14 @@ def up(
     Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
     """
     with run_command(json_output, patient=True) as output:
-        from headrace.cluster_file import starting
+        from headrace.cluster_file import held_directory
 
         local = _cluster_of(directory, cluster, nodes, replication)
         known = [node.name for node in local.file.nodes]
         unknown = [name for name in restart or () if name not in known]
         if unknown:
             raise UsageInvalid(f"there is no node {unknown[0]}", action=f"choose one of {', '.join(known)}")
-        with starting(directory):
+        with held_directory(directory):
             # Another start may have ended since it was read.
             local = _cluster_of(directory, cluster, nodes, replication)
             if restart:
@@ -199,8 +199,13 @@ def _started_in(directory: Path) -> LocalCluster:
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption = False) -> None:
     """Stop the nodes and Kafka of a directory; data stays."""
     with run_command(json_output, patient=True) as output:
-        local = _started_in(directory)
-        running = local.stop(on_progress=output.note)
+        from headrace.cluster_file import held_directory
+
+        _started_in(directory)
+        # An `up` that has not ended would start what was not there yet to be stopped.
+        with held_directory(directory):
+            local = _started_in(directory)
+            running = local.stop(on_progress=output.note)
         named = f"cluster {local.cluster}" if local.file.nodes else "a cluster that had only begun to start"
         output.result(
             {"stopped": running},

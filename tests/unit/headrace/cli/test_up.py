@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
-from headrace.cluster_file import ClusterFile, starting, write_cluster_file
+from headrace.cluster_file import ClusterFile, held_directory, write_cluster_file
 from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
@@ -75,13 +76,18 @@ def test_a_directory_that_cannot_be_used_is_named_before_anything_starts(tmp_pat
         assert "what to do: free space, or name a directory that can be written with --dir" in ended.stderr
 
 
-def test_a_second_up_names_the_first(tmp_path: Path) -> None:
-    """Both would start the same nodes. The call may be repeated."""
-    with starting(tmp_path):
-        ended = CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(tmp_path), "--json"])
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_one_command_at_a_time_starts_or_stops_a_cluster(tmp_path: Path, command: str) -> None:
+    """Two `up` would start the same nodes, and `down` would leave what a running `up` starts next.
+
+    The call may be repeated.
+    """
+    write_cluster_file(tmp_path, ClusterFile("c", "k:1", [NodeProcess("n1", "127.0.0.1:1", removed=True)], 1))
+    with held_directory(tmp_path):
+        ended = CliRunner().invoke(build_app([command]), [command, "--dir", str(tmp_path), "--json"])
     error = json.loads(ended.stderr)["error"]
-    assert (1, "ClusterStarting", True) == (ended.exit_code, error["type"], error["retriable"])
-    assert f"another headrace up starts the cluster in {tmp_path}" == error["message"]
+    assert (1, "ClusterBusy", True) == (ended.exit_code, error["type"], error["retriable"])
+    assert f"another command starts or stops the cluster in {tmp_path}: pid {os.getpid()}" == error["message"]
 
 
 def test_up_prints_a_command_that_a_shell_takes_and_a_warning_that_names_its_file_once(
