@@ -52,7 +52,7 @@ lint: packages  ## Style and format.
 	$(BIN)/ruff format --check $(SOURCES) tests tools
 
 type: packages  ## Types, strictly.
-	$(BIN)/mypy headrace
+	$(BIN)/mypy headrace tools
 
 spark-package: environment  ## The zip for spark-submit --py-files and the jobs, in build/spark.
 	@$(BIN)/python -m headrace.pipeline.package build/spark

@@ -284,8 +284,10 @@ def explain(log: str, otherwise: str) -> str:
     """The one line a failed installation comes down to."""
     if "No space left on device" in log:
         return f"the disk of {ROOT} is full; free about {FREE_BYTES_MIN // 2**30} GiB and run it again"
-    unreachable = ("NewConnectionError", "Failed to establish a new connection", "Temporary failure in name resolution")
-    unreachable += (
+    unreachable = (
+        "NewConnectionError",
+        "Failed to establish a new connection",
+        "Temporary failure in name resolution",
         "ConnectTimeoutError",
         "Read timed out",
         "ProxyError",

@@ -62,11 +62,11 @@ def start_nodes(directory: Path, log: MemoryLog) -> list[Node]:
     for name in NAMES:
         settings = ServerSettings(
             cluster=ClusterSettings(name="plant", bootstrap="memory", slots=60),
-            node=NodeSettings(id=name, nodes=NAMES, data_dir=str(directory / name)),
+            node=NodeSettings(id=name, nodes=NAMES, data_dir=str(directory / name), http="127.0.0.1:0"),
         )
         node = Node(settings, log)
         node.start(lambda _line: None)
-        node.serve("127.0.0.1", 0)
+        node.serve()
         nodes.append(node)
     wait_for(lambda: all(node.ready()[0] for node in nodes))
     return nodes

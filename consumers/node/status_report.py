@@ -130,7 +130,7 @@ def node_status(node: ReportedParts) -> NodeStatus:
         "journal_fault": node.log_consumer.journal_fault,
         "log_fault": node.log_consumer.log_fault,
         "groups": list(_group_statuses(node)),
-        "members": [_member_status(node, group, member) for group in node.groups.values() for member in group.members],
+        "members": list(_member_statuses(node)),
         "remote_groups": _remote_groups(node),
     }
 
@@ -140,6 +140,12 @@ def _group_statuses(node: ReportedParts) -> Iterator[GroupStatus]:
         # It may go while its status is made.
         with suppress(GroupNotHere):
             yield group_status(node, topic, group)
+
+
+def _member_statuses(node: ReportedParts) -> Iterator[MemberStatus]:
+    for topic, group in node.groups.items():
+        with suppress(GroupNotHere):
+            yield from [_member_status(node, topic, group, member) for member in group.members]
 
 
 def _remote_groups(node: ReportedParts) -> list[RemoteGroup]:
@@ -249,13 +255,15 @@ def lag_seconds(node: ReportedParts, applied_ms: int, lag_records: int) -> float
     return max(0, newest_ms - applied_ms) / 1_000 if applied_ms and newest_ms else float(UNKNOWN)
 
 
-def _member_status(node: ReportedParts, group: Group, member: str) -> MemberStatus:
+def _member_status(node: ReportedParts, topic: str, group: Group, member: str) -> MemberStatus:
     detector = node.heartbeat.detector
     status = detector.status(group.name, member)
     alive = detector.alive(group.name, member)
-    # A node that receives nothing knows nothing of the others. Itself it knows.
+    # A node that receives nothing knows nothing of the others. Itself it knows, better than its last status does.
     cut_off = node.heartbeat.fenced and member != node.name
     role = str(status.role) if status is not None and alive else "offline"
+    if member == node.name:
+        role = str(node.role(topic))
     return {
         "node": member,
         "group": group.name,

@@ -46,12 +46,16 @@ def as_of(answer: httpx.Response) -> datetime:
 
 
 def test_a_node_without_its_log_claims_to_know_nothing_newer(nodes: Nodes) -> None:
-    """Neither a lag of 0, which would hide the outage, nor that a status of the others, or its own, was received just now."""
+    """Neither a lag of 0, which would hide the outage, nor that a status of the others, or its own, was received just now.
+
+    Its own role is the same in both tables.
+    """
     node = nodes.running["a"]
     silent_before = node_status(node)["members"][0]["silent_ms"]
     [group], [member] = (node_status(node)[part] for part in ("groups", "members"))
     assert (-1, -1.0) == (group["lag_records"], group["lag_seconds"])
     assert member["silent_ms"] >= OFFLINE_MS
+    assert ("unsynced", "unsynced") == (group["role"], member["role"])
     eventually(lambda: node_status(node)["members"][0]["silent_ms"] > silent_before, "a silence that grows")
     assert 'headrace_lag_records{cluster="c",group="a"} -1.0' in httpx.get(f"{node.http_address}/metrics").text
 
