@@ -42,7 +42,7 @@ from headrace.consumers.node.log_positions import LogPositions
 from headrace.consumers.node.metadata import metadata_group
 from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.node_writer import NodeWriter
-from headrace.consumers.node.other_store import check_alone
+from headrace.consumers.node.other_store import NodeRuns, check_alone
 from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness, Standing
 from headrace.consumers.node.reading import cluster_source
@@ -71,6 +71,7 @@ from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 from headrace.consumers.store.store_directory import SEGMENTS_DIRECTORY
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role
 
 
@@ -102,8 +103,9 @@ class Node:
         self._consumer_group = f"headrace-{settings.cluster.name}-{settings.node.id}"
         self._opened = ExitStack()
         self._stopping = threading.Event()
-        # Why the process is to end, once the node was removed from its cluster and nothing is left for it to do.
-        self.exile: NodeExiled | None = None
+        # Why the process is to end: the node was removed from its cluster and nothing is left for it to do, or it
+        # runs elsewhere.
+        self.exile: HeadraceError | None = None
         self.on_exile: Callable[[], None] = lambda: None
 
     # Start-up, bottom up.
@@ -203,7 +205,9 @@ class Node:
         self.divergence_monitor = DivergenceMonitor(log, environment, self.positions, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self.placement = placement_task(self, self._local, self._follower)
-        self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
+        self.placement.on_table = self._use_table
+        self.placement.on_exile = lambda: self._exile(NodeExiled.of(self.cluster, self.name, self.directory))
+        self.heartbeat.on_elder = lambda http: self._exile(NodeRuns.of(self.name, http))
         self.requests = GroupRequests(self)
         self.edge = edge_store(self, self._local.centres)
         self._snapshot_expiry = snapshot_expiry(self)
@@ -304,8 +308,8 @@ class Node:
         self.slot_table = table
         self.source.use_table(table)
 
-    def _exile(self) -> None:
-        self.exile = self.exile or NodeExiled.of(self.cluster, self.name, self.directory)
+    def _exile(self, why: HeadraceError) -> None:
+        self.exile = self.exile or why
         self.on_exile()
 
     # Requests, see GroupRequests.

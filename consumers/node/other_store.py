@@ -1,4 +1,4 @@
-"""Refuses to start a new data directory under the id of a node that runs."""
+"""Refuses to start a new data directory under the id of a node that runs, and to go on beside a copy of one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ POLL_S = 0.1
 class NodeRuns(HeadraceError):
     """Another process sends statuses under this node's id."""
 
+    @classmethod
+    def of(cls, node: str, http: str) -> NodeRuns:
+        """The error of a process that has found one at that address, which may be unknown."""
+        return cls(
+            f"node {node} runs already{f' at {http}' if http else ''}, with another data directory",
+            action="stop one of the two; a further node needs an id and an empty data directory of its own",
+        )
+
 
 def check_alone(log: Log, topic: str, node: str, stopping: threading.Event) -> None:
     """Return once no other process is alive as `node`, which has sent no status itself yet. Raises NodeRuns.
@@ -29,11 +37,7 @@ def check_alone(log: Log, topic: str, node: str, stopping: threading.Event) -> N
         while not stopping.is_set() and not deadline.passed():
             found = [each for each in reader.detector.presences() if each.node == node]
             if node in reader.senders:
-                where = f" at {found[0].http}" if found and found[0].http else ""
-                raise NodeRuns(
-                    f"node {node} runs already{where}, with another data directory",
-                    action="give this one an id of its own, or stop the other one first",
-                )
+                raise NodeRuns.of(node, found[0].http if found else "")
             if reader.caught_up and not found:
                 return
             reader.follow(POLL_S)

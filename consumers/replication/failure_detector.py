@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.consumers.replication.process_runs import ProcessRuns
 from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, end_of
 from headrace.schemas.records import Status
@@ -116,7 +117,7 @@ class FailureDetector:
     `newest_ms` is the broker's time at the newest status, right or wrong. `receipts_kept` of each member are
     remembered, 0 where nobody waits for a quorum. `present` has the newest presence of every node and store: two
     data directories may have the name of one node. `unread` has the time at the newest status of each sender, or
-    presence (no group), of a schema that this build does not have.
+    presence (no group), of a schema that this build does not have. `runs`: the processes that sent them.
     """
 
     newest_ms: int = 0
@@ -125,6 +126,7 @@ class FailureDetector:
     time: StatusTime = field(default_factory=StatusTime)
     present: dict[tuple[str, str], ReceivedPresence] = field(default_factory=dict)
     unread: dict[tuple[str, str], int] = field(default_factory=dict)
+    runs: ProcessRuns = field(default_factory=lambda: ProcessRuns(OFFLINE_MS))
     _receipts: dict[tuple[str, str], bytearray] = field(default_factory=dict)
 
     def observe(self, timestamp_ms: int, status: Status, received_ms: int | None = None) -> None:
@@ -135,6 +137,7 @@ class FailureDetector:
         self.newest_ms = timestamp_ms
         self.unread.pop(key, None)
         self.received[key] = ReceivedStatus(timestamp_ms, self.time.advance(timestamp_ms, received_ms), status)
+        self.runs.observe(status.node, status.incarnation, status.http, self.time.elapsed_ms)
 
     def observe_presence(self, timestamp_ms: int, presence: Presence, received_ms: int | None = None) -> None:
         """Take a record of the status topic that is a node's presence."""
@@ -142,6 +145,7 @@ class FailureDetector:
         self.unread.pop(("", presence.node), None)
         elapsed_ms = self.time.advance(timestamp_ms, received_ms)
         self.present[presence.node, presence.store] = ReceivedPresence(elapsed_ms, presence)
+        self.runs.observe(presence.node, presence.incarnation, presence.http, elapsed_ms)
 
     def observe_unread(self, group: str, node: str) -> None:
         """Take a record of the status topic that only a newer build can read; no group for a presence."""

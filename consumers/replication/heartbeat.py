@@ -175,7 +175,8 @@ class Heartbeat:
     """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread.
 
     `send_turn` and `receive_turn` are one step of each; the threads only call them again and again. `presence` is
-    set by a node that also reports itself, whichever groups it has.
+    set by a node that also reports itself, whichever groups it has. `on_elder` gets the address of another process
+    of this node, before which this one must give way.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class Heartbeat:
         self._changed = threading.Event()
         self._sent_presence: tuple[Presence, float] | None = None
         self.presence: Callable[[], Presence] | None = None
+        self.on_elder: Callable[[str], None] = lambda _http: None
         self._read_back_ns = 0
         self._fencings = 0
         self._threads = [
@@ -355,6 +357,8 @@ class Heartbeat:
                 self._reader = StatusReader(self._log, self._topic, clock=self._clock)
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
+            if elder := self.detector.runs.elder(self.node, self.incarnation):
+                self.on_elder(elder.http)
             self._warn_of_unread()
         except HeadraceError as error:
             self._receive_error = str(error)

@@ -116,7 +116,7 @@ def _run_until_stopped(running: Node, output: Output) -> None:
         while not stopping.wait(GIVE_BACK_INTERVAL_S):
             give_back()
         if running.exile is not None:
-            output.note(str(running.exile))
+            raise running.exile
     except NodeExiled as exile:
         # No failure: a supervisor must not start it again and again.
         output.note(str(exile))

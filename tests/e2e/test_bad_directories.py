@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.connectors.kafka.broker_process import free_port
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.local_cluster import LocalCluster
 from headrace.node_probe import probe
 from headrace.workload.workload import iot
@@ -116,6 +118,24 @@ def test_a_directory_that_another_process_holds_is_refused(cluster: LocalCluster
         cluster.wait_ready()
         pid = cluster.node("n1").pid
         assert_refused(run_node(cluster, cluster.data_directory("n1")), f"held by the process with pid {pid}")
+        assert cluster.node("n1").running
+    finally:
+        cluster.stop_node("n1")
+
+
+def test_a_copy_of_a_directory_ends_beside_the_original(cluster: LocalCluster, directory: Path) -> None:
+    """The later process ends and names the address of the first, which continues undisturbed."""
+    cluster.start_node("n1")
+    try:
+        cluster.wait_ready()
+        http = cluster.node("n1").http
+        assert_refused(run_node(cluster, directory), "node n1 runs already", http)
+        assert cluster.node("n1").running
+        # Its former self ended a moment ago, with statuses on their way.
+        cluster.kill("n1")
+        cluster.start_node("n1")
+        cluster.wait_ready()
+        time.sleep(2 * OFFLINE_MS / 1_000)
         assert cluster.node("n1").running
     finally:
         cluster.stop_node("n1")

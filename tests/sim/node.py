@@ -192,6 +192,7 @@ class ClusterNode:
         self.heartbeat = Heartbeat(
             self.log, TOPICS.status, self.name, process.incarnation, lambda: self.statuses.statuses(), clock
         )
+        self.heartbeat.on_elder = lambda _http: self.simulation.invariants.require(False, f"{self.name} runs twice")
         schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
         wanted = groups_at(slots, self.name)

@@ -94,6 +94,7 @@ PURE_MODULES = (
     "consumers/replication/hash_chain.py",
     "consumers/replication/holdings.py",
     "consumers/replication/kept_deletes.py",
+    "consumers/replication/process_runs.py",
     "consumers/replication/producer_section.py",
     "consumers/replication/replica.py",
     "consumers/replication/row_slots.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from headrace.cli.node import _run_until_stopped
 from headrace.connectors.log.port import read_to_end
 from headrace.consumers.membership.bootstrap import replay
 from headrace.consumers.node.node import Node
+from headrace.consumers.node.other_store import NodeRuns
 from headrace.node_log import reports_removal
 from headrace.schemas.framing import format_headers
 from headrace.schemas.membership_records import ChangeKind, Exile, Formal, MembershipChange, MetadataClaim
@@ -84,3 +86,21 @@ def test_a_removed_node_ends_now_and_at_its_next_start(tmp_path: Path, capsys: p
     for text, removed in ((shown, True), ("node n2 serves on http://x\n", False)):
         (tmp_path / "n2.log").write_text(text)
         assert removed is reports_removal(tmp_path, "n2")
+
+
+def test_a_copy_of_a_directory_ends_the_command_with_an_error(tmp_path: Path) -> None:
+    """Two processes of n1: the command that began later fails, with the address of the first one."""
+    nodes = Nodes(tmp_path, ("n1",))
+    nodes.start("n1")
+    nodes.stop("n1")
+    copied = Nodes(tmp_path / "copy", ("n1",))
+    copied.log = nodes.log
+    shutil.copytree(tmp_path / "n1", tmp_path / "copy" / "n1")
+    nodes.start("n1")
+    nodes.ready()
+    try:
+        with pytest.raises(NodeRuns, match=f"node n1 runs already at {nodes.running['n1'].http_address}"):
+            _run_until_stopped(Node(copied.settings("n1"), nodes.log), Output(json_output=False))
+        assert nodes.running["n1"].exile is None
+    finally:
+        nodes.stop("n1")
