@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from headrace.cli.usage import JsonErrors, add_examples
-from headrace.terminal.command import end_without_output
-from headrace.terminal.standard_streams import OutputUnwritable, flush_remarks, open_standard_streams
+from headrace.terminal.command import EXIT_INTERRUPTED, end_without_output
+from headrace.terminal.standard_streams import OutputUnwritable, open_standard_streams
 
 NOUNS = (
     "demo",
@@ -98,20 +100,38 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _end(code: int) -> None:
+    """The last of what Python does at its end: no Ctrl-C, now or before, may turn the exit code into a signal."""
+    if code != EXIT_INTERRUPTED:
+        # Python sets its handlers back before it removes its modules.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return
+    # A KeyboardInterrupt that once passed through the `exec` of a text, as of a dataclass, counts as one that nobody
+    # handled: Python would send the signal to itself. See run_eval_code_obj in its pythonrun.c.
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Entry point of the console script."""
     code = 1
-    open_standard_streams()
+    # The first that is registered runs last.
+    atexit.register(lambda: _end(code))
     try:
+        open_standard_streams()
         build_app(sys.argv[1:])()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
+    except KeyboardInterrupt:
+        # A second one, while the end after the first was on its way.
+        code = EXIT_INTERRUPTED
+        sys.exit(code)
     except OutputUnwritable as error:
         # Help and version, which no command prints.
         code = end_without_output(error, json_output=False)
         sys.exit(code)
     finally:
-        flush_remarks()
         # What the command did, and its exit code, are decided: an interrupt only ends what the process still waits for.
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -32,10 +32,21 @@ class _StandardOutput(io.FileIO):
             raise OutputUnwritable(error) from error
 
 
+class _StandardError(io.FileIO):
+    """Standard error, which discards what cannot be written: a remark must not change the exit code of what was done."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """See FileIO."""
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes
+
+
 def open_standard_streams() -> None:
     """An empty input and outputs that discard, where there are none: the next file that is opened would take the place.
 
-    Standard output gets errors of its own, see OutputUnwritable.
+    Standard output gets errors of its own, see OutputUnwritable, and standard error has none.
     """
     # In this order: each gets the lowest number that is free, which is its own.
     if sys.stdin is None:
@@ -43,30 +54,23 @@ def open_standard_streams() -> None:
     if sys.stdout is None:
         sys.stdout = _discarding()
     else:
-        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(raw),
-            sys.stdout.encoding,
-            sys.stdout.errors,
-            line_buffering=bool(sys.stdout.line_buffering),
-        )
+        sys.stdout = _rewrapped(sys.stdout, _StandardOutput(sys.stdout.fileno(), "w", closefd=False))
     if sys.stderr is None:
         sys.stderr = _discarding()
+    else:
+        sys.stderr = _rewrapped(sys.stderr, _StandardError(sys.stderr.fileno(), "w", closefd=False))
+
+
+def _rewrapped(stream: TextIO, raw: io.RawIOBase) -> TextIO:
+    """The same stream over other writes."""
+    buffered, line_buffering = io.BufferedWriter(raw), getattr(stream, "line_buffering", False)
+    return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=line_buffering)
 
 
 def give_up_output() -> None:
     """Discard what standard output still holds: Python would write it at the end, and report that it cannot."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def flush_remarks() -> None:
-    """Write what standard error still holds, or discard it: it must not change the exit code of what was done."""
-    try:
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _discarding() -> io.TextIOWrapper:

@@ -99,6 +99,42 @@ def test_ctrl_c_ends_a_command_that_has_ended_with_its_own_code() -> None:
     assert (3, b"") == (child.returncode, errors)
 
 
+INTERRUPTED = """
+import os, signal, sys
+from headrace.cli import main
+
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+
+def handled():
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+def late():
+    main.late = Late()
+    sys.exit(3)
+
+def twice():
+    raise KeyboardInterrupt
+
+main.build_app = lambda _arguments: globals()[sys.argv[1]]
+main.main()
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("handled", 130), ("twice", 130), ("late", 3)])
+def test_ctrl_c_at_any_moment_leaves_an_exit_code_and_no_signal(tmp_path: Path, how: str, code: int) -> None:
+    """In code that a library compiles, while the first one is handled, and while Python removes its modules."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    line = [sys.executable, "-m", "interrupted", how]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False)
+    assert (code, b"") == (done.returncode, done.stderr)
+
+
 def test_a_patient_command_keeps_its_patience_when_the_next_one_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads Ctrl-C may be late. It then ended a process whose patient command had long ended."""
     late = list[threading.Thread]()

@@ -51,3 +51,9 @@ def test_a_reader_that_leaves_ends_the_command_quietly(arguments: str) -> None:
     """`headrace … | head -1` prints no error, and has the exit code of a closed pipe: 1 comes with `error:`."""
     done = shell(f"headrace {arguments} | true; exit ${{PIPESTATUS[0]}}")
     assert (141, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("arguments", ["query --nope", "query --nope --json", "config show --nope"])
+def test_a_wrong_option_keeps_its_code_where_nobody_can_read_about_it(arguments: str) -> None:
+    """Standard error is on a full disk."""
+    assert 2 == shell(f"headrace {arguments} 2>/dev/full").returncode
