@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.files import create_directories, rename_durably, write_atomically
+from headrace.consumers.node.settings import IDENTITY_FILE
 from headrace.consumers.store.store_directory import QUARANTINE_DIRECTORY
 from headrace.schemas.errors import HeadraceError
 
 DIRECTORY_FORMAT = 1
-IDENTITY_FILE = "node.json"
 LOG_DIRECTORY = "log"
 """That of a node whose log is its own."""
 

@@ -22,10 +22,10 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
-from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
+from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.replay_files import ReplayFiles
-from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.settings import IDENTITY_FILE, ServerSettings
 from headrace.consumers.node.unfinished_directory import unfinished_directory
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, State

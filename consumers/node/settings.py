@@ -18,6 +18,9 @@ from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.settings import WriteSettings
 from headrace.schemas.settings import SettingsModel
 
+IDENTITY_FILE = "node.json"
+"""In a data directory: whose it is."""
+
 
 def _lower_case(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
@@ -68,6 +71,11 @@ class NodeSettings(SettingsModel):
     def data_directory(self) -> Path:
         """Where the data of this node is."""
         return Path(self.data_dir)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a node was born in this directory."""
+        return (self.data_directory / IDENTITY_FILE).exists()
 
     @property
     def has_local_log(self) -> bool:

@@ -10,14 +10,13 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.consumers.local_log import LocalLog
 from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.node.data_directory import (
-    IDENTITY_FILE,
     LOG_DIRECTORY,
     DataDirectoryDamaged,
     DataDirectoryForeign,
     Identity,
 )
 from headrace.consumers.node.node_log import check_log_kind, node_log
-from headrace.consumers.node.settings import NodeSettings, ServerSettings
+from headrace.consumers.node.settings import IDENTITY_FILE, NodeSettings, ServerSettings
 
 
 def settings(directory: Path, **given: object) -> ServerSettings:

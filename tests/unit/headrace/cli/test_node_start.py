@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.node import _run_until_stopped, _without_collection
+from headrace.cli.node import _run_until_stopped, _without_collection, load_node_settings
+from headrace.consumers.membership.ring import ClusterInvalid
+from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.store import StoreFull
 from headrace.terminal.output import Output
@@ -55,3 +57,12 @@ def test_a_node_that_starts_on_a_full_disk_is_to_be_started_again(
     with pytest.raises(StoreFull) as raised:
         _run_until_stopped(node, Output(json_output=False))
     assert "free disk space, then start it again" == raised.value.action
+
+
+def test_a_node_that_was_born_with_another_kind_of_id_goes_on(tmp_path: Path) -> None:
+    """An edge of an earlier build may have a space in its id. A new node is refused with one."""
+    flags = {"node.id": "edge 1", "node.data_dir": str(tmp_path), "node.log": "local"}
+    with pytest.raises(ClusterInvalid, match="'edge 1' cannot be a part"):
+        load_node_settings(flags)
+    Identity("headrace", "edge 1", "store", {}).save(tmp_path)
+    assert "edge 1" == load_node_settings(flags).node.id
