@@ -29,19 +29,24 @@ class DecidedFiles:
         self._topic = topics.sync_verdict
         self._view = ViewDatabase(directory, log.describe(self._topic).topic_id)
         self._reader: Reader | None = None
+        self._unkept: dict[bytes, int] = {}
 
     def number(self, sender: str, file: str) -> int:
         """The newest manifest of a file that has a verdict, 0 for none."""
-        return int(self._view.get([_key(sender, file)])[0] or 0)
+        key = _key(sender, file)
+        return max(int(self._view.get([key])[0] or 0), self._unkept.get(key, 0))
 
     def note(self, verdicts: Sequence[SyncVerdict]) -> None:
-        """Keep verdicts that were appended, before they are read. Raises ViewUnwritable."""
-        found: dict[bytes, bytes] = {}
+        """Keep verdicts that were appended, before they are read. Raises ViewUnwritable: the next call keeps them as well."""
         for verdict in verdicts:
-            found[_key(verdict.sender, verdict.file)] = str(self._newest(verdict, found)).encode()
+            key = _key(verdict.sender, verdict.file)
+            self._unkept[key] = max(verdict.number, self._unkept.get(key, 0))
         try:
-            if found:
+            if verdicts:
+                kept = zip(self._unkept.items(), self._view.get(list(self._unkept)), strict=True)
+                found = {key: str(max(number, int(known or 0))).encode() for (key, number), known in kept}
                 self._view.put(found, self._view.next)
+                self._unkept = {}
         except BaseException:
             # The view may have lost its newest verdicts, so they are read again.
             self._close_reader()

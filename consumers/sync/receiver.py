@@ -335,10 +335,8 @@ class Receiver:
         try:
             self._decided.note([verdict for _, _, verdict in decided])
         except ViewUnwritable as error:
-            # The shares know them as long as their partitions are here, and whoever gets these reads the topic.
             if not self._disk.note(error):
                 _log.warning("verdicts were not kept", error=error.message)
-            return
         for share, file, _ in decided:
             share.files.release(file)
 

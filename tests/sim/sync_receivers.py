@@ -113,6 +113,7 @@ class SimDecided(DecidedFiles):
         self._topic = world.topics.sync_verdict
         self._view: Any = view
         self._reader = None
+        self._unkept = {}
 
 
 @dataclass

@@ -56,3 +56,19 @@ def test_a_view_that_lost_its_newest_verdicts_reads_them_again(tmp_path: Path) -
     decided.refresh()
     assert [1, 2, 3, 4] == [decided.number(SENDER, f"e/1/{number}") for number in range(1, 5)]
     decided.close()
+
+
+def test_a_verdict_that_could_not_be_kept_is_known_and_kept_with_the_next_one(tmp_path: Path) -> None:
+    """A receiver forgets the name of a decided file at once, and may have no other place that knows it."""
+    log = MemoryLog()
+    log.create_topic(TOPICS.sync_verdict, {})
+    decided = DecidedFiles(log, TOPICS, tmp_path / "decided")
+    decided._view._open = FullDisk(decided._view._open)  # type: ignore[assignment]
+    with pytest.raises(ViewUnwritable):
+        decided.note([verdict(3)])
+    assert 3 == decided.number(SENDER, "e/1/3")
+    decided.note([verdict(4)])
+    decided.close()
+    again = DecidedFiles(log, TOPICS, tmp_path / "decided")
+    assert [3, 4] == [again.number(SENDER, f"e/1/{number}") for number in (3, 4)]
+    again.close()

@@ -242,16 +242,18 @@ def test_decided_files_leave_no_names_behind(scene: Scene) -> None:
     assert ([Verdict.ACCEPTED], [FILE.data]) == (scene.states(), scene.loader.loaded)
 
 
-def test_names_stay_while_the_disk_takes_no_verdicts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else an old manifest that comes again would be taken for a new one."""
+def test_names_go_also_while_the_disk_takes_no_verdicts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decided stays known: else an old manifest that comes again would be taken for a new one."""
 
-    def refuses(_verdicts: object) -> None:
+    def refuses(_found: object, _next: int) -> None:
         raise ViewUnwritable("no space left")
 
-    monkeypatch.setattr(scene.receiver._decided, "note", refuses)
+    monkeypatch.setattr(scene.receiver._decided._view, "put", refuses)
     scene.manifest(FILE.body)
     scene.chunks(FILE)
     scene.turn_until(lambda: scene.receiver.figures.files_accepted == 1, "the file is accepted")
+    files = scene.receiver._shares[0].files
+    assert ({}, {}) == (files.files, files.newest)
     scene.manifest(FILE.body)
     scene.chunks(FILE)
     scene.turn_until(lambda: scene.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
