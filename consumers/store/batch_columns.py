@@ -140,6 +140,37 @@ def series_mask(keys: pa.StringArray, tags: Mapping[str, Sequence[str]]) -> Mask
     return mask
 
 
+def with_tags(batches: Sequence[pa.RecordBatch], tags: Mapping[str, Sequence[str]]) -> list[pa.RecordBatch]:
+    """The rows of each batch whose series match, see `series_mask`."""
+    if not tags:
+        return list(batches)
+    # Batches of one writer mostly have equal dictionaries. Those of many writers are small: a kernel takes longer to
+    # begin with one of them than with all.
+    dictionaries: list[pa.StringArray] = []
+    numbers = []
+    for batch in batches:
+        keys = batch.column(0).dictionary
+        if not dictionaries or not dictionaries[-1].equals(keys):
+            dictionaries.append(keys)
+        numbers.append(len(dictionaries) - 1)
+    masks = _masks_of(dictionaries, tags)
+    return [_with_series(batch, masks[number]) for batch, number in zip(batches, numbers, strict=True)]
+
+
+def _masks_of(dictionaries: Sequence[pa.StringArray], tags: Mapping[str, Sequence[str]]) -> list[Mask]:
+    if len(dictionaries) <= 1 or sum(keys.nbytes for keys in dictionaries) > TEXT_CHUNK_BYTES:
+        return [series_mask(keys, tags) for keys in dictionaries]
+    distinct = pa.concat_arrays(dictionaries).dictionary_encode()
+    mask = series_mask(distinct.dictionary, tags)[distinct.indices.to_numpy(zero_copy_only=True)]
+    return np.split(mask, np.cumsum([len(keys) for keys in dictionaries])[:-1])
+
+
+def _with_series(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    if not mask.any():
+        return rows.slice(0, 0)
+    return rows.filter(pa.array(mask[rows.column(0).indices.to_numpy(zero_copy_only=True)]))
+
+
 def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -> pa.DictionaryArray:
     """One tag as a column: `codes` holds for each row the index of its series in `keys`."""
     encoded = tag_values(keys, tag).dictionary_encode()

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from headrace.consumers.store.batch_columns import Mask, field_column
+from headrace.consumers.store.batch_columns import Mask, field_column, with_tags
 from headrace.consumers.store.former_rows import RankedRows
 from headrace.consumers.store.memtable import TableKey
 from headrace.consumers.store.pruning import ScanRequest, candidates_of
-from headrace.consumers.store.scan import TagFilter
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.slots import Hold, Slots, batch_within, batch_without_handed
@@ -93,9 +92,9 @@ def _read(components: StoreComponents, view: TableView, request: ScanRequest, sl
         size_bytes += of_file.nbytes
         if size_bytes > ROWS_BYTES_MAX:
             raise CutTooLarge(f"a scan wants more than {ROWS_BYTES_MAX:,} bytes", action="wait for the files")
-    tags = TagFilter(request.tags or {})
-    for batch, left in zip(live, visible(live, view.tombstones), strict=True):
-        found.append(RankedRows(batch.era, batch.version, tags.keep(rows_between(left, *request.bounds))))
+    of_times = [rows_between(left, *request.bounds) for left in visible(live, view.tombstones)]
+    for batch, rows in zip(live, with_tags(of_times, request.tags or {}), strict=True):
+        found.append(RankedRows(batch.era, batch.version, rows))
     return [RankedRows(each.era, each.version, _columns(each.rows, kinds)) for each in found if len(each.rows)]
 
 

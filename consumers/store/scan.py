@@ -20,9 +20,9 @@ from headrace.consumers.store.batch_columns import (
     field_column,
     gather,
     narrow_text,
-    series_mask,
     tag_column,
     unify_series,
+    with_tags,
 )
 from headrace.consumers.store.block_cache import BLOCKS_PER_SCAN_MAX, BlockCache
 from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, candidates_of, split
@@ -154,12 +154,11 @@ def read_table(
     narrow = {} if whole_files else _few_series(view.schema, request, direct, wanted, files, runs_of, blocks, count)
     ranked += [(rank_of(entry), narrow[entry.name]) for entry in direct if entry.name in narrow]
     direct = [entry for entry in direct if entry.name not in narrow]
-    masks = TagFilter(request.tags or {})
     # Columns before rows: a filter copies every column that it is given.
     of_fields = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
-    for batch, rows in zip(live, visible(of_fields, view.tombstones), strict=True):
-        rows = rows_between(rows, request.start_ns, request.end_ns)
-        ranked.append(((batch.era, batch.version, batch.version, ""), masks.keep(rows)))
+    of_times = [rows_between(rows, *request.bounds) for rows in visible(of_fields, view.tombstones)]
+    for batch, rows in zip(live, with_tags(of_times, request.tags or {}), strict=True):
+        ranked.append(((batch.era, batch.version, batch.version, ""), rows))
     # Files and memory in one order: rows that were handed over are in memory, and may rank below those of a file.
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
@@ -233,27 +232,3 @@ def _no_rows(schema: TableSchema, request: ScanRequest) -> pa.Table:
     types |= {TIME_COLUMN: pa.int64(), **{name: kind.arrow for name, kind in schema.fields}}
     wanted = [(name, kind) for name, kind in types.items() if name == TIME_COLUMN or request.needs(name)]
     return pa.schema(wanted).empty_table()
-
-
-class TagFilter:
-    """Keeps the rows of unsealed batches that have the requested tags."""
-
-    # Consecutive batches of one writer mostly have equal
-    # dictionaries, so the newest mask is kept and rarely recomputed.
-
-    def __init__(self, tags: Mapping[str, Sequence[str]]) -> None:
-        """No tags keep every row."""
-        self._tags = tags
-        self._dictionary: pa.Array | None = None
-        self._mask: Mask | None = None
-
-    def keep(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that have them."""
-        if not self._tags:
-            return rows
-        series = rows.column(0)
-        if self._mask is None or self._dictionary is None or not self._dictionary.equals(series.dictionary):
-            self._dictionary, self._mask = series.dictionary, series_mask(series.dictionary, self._tags)
-        if not self._mask.any():
-            return rows.slice(0, 0)
-        return rows.filter(pa.array(self._mask[series.indices.to_numpy(zero_copy_only=True)]))
