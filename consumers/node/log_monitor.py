@@ -139,7 +139,9 @@ class LogMonitor:
             # A lost log stops its group for good, and a broker that has just started knows no topic for a
             # moment.
             if self._absence.missing(topic) and not self.may_be_gone(topic):
-                group.mark_log_lost(f"{error}; {lost_log_choices(group.name)}, once there is such a topic again")
+                # Without its action: the name of the cluster was right when the topic was there.
+                choices = lost_log_choices(group.name)
+                group.mark_log_lost(f"{error.message}; {choices}, once there is such a topic again")
             return
         except LogUnavailable:
             self._absence.unknown(topic)

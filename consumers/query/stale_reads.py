@@ -71,7 +71,9 @@ def not_ready(state: DataState, reasons: Sequence[str], within_s: float = 0.0) -
     """The error of a node that does not serve, with the way out where there is one."""
     objections, moment = state.objections(), state.as_of()
     if objections or moment is None:
-        return NotReady.because([*reasons, *(each for each in objections if each not in reasons)])
+        # A reason may have the name of its group before the same cause.
+        more = [each for each in objections if not any(reason.endswith(each) for reason in reasons)]
+        return NotReady.because([*reasons, *more])
     age = f"it has everything up to {moment.iso()}, {age_text(moment.age_s)} ago"
     if within_s:
         age += f", and {age_text(within_s)} is allowed"

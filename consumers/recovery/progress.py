@@ -12,7 +12,8 @@ from headrace.schemas.errors import HeadraceError
 STALL_S = 30.0
 CHOICES = (
     "the data is kept; start the members that have the files, or restore the topic; when neither is possible, "
-    "let the group continue without what its log lost: headrace accept-gap"
+    "let the group continue without what its log lost: "
+    "headrace accept-gap --group G (at an edge also --node HOST:PORT)"
 )
 AWAITS_TURN = "its files are copied when it is its turn"
 

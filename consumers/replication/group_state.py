@@ -299,6 +299,5 @@ def lost_log_choices(group: str) -> str:
     """What an operator can do about a log that is lost."""
     return (
         "the data is kept; restore the log, or let the group continue without what its log lost: "
-        "headrace accept-gap --group "
-        f"{group}"
+        f"headrace accept-gap --group {group} (at an edge also --node HOST:PORT)"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import TopicMissing
 from headrace.consumers.node.log_monitor import LogMonitor
 from tests.unit.recovery.test_steps import ManualClock
 
@@ -48,3 +49,27 @@ def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows:
     topics: Any = None
     LogMonitor(log, tables, *parts, readiness, topics, ManualClock()).turn()
     assert reopened == consumer.reopened
+
+
+def test_a_deleted_topic_is_named_with_the_choices_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without what helps where a cluster was misspelt: that one had its topics."""
+    log, found, clock = MemoryLog(), list[str](), ManualClock()
+
+    def missing(topic: str) -> None:
+        raise TopicMissing(f"topic {topic} does not exist", action="check the cluster's name")
+
+    monkeypatch.setattr(log, "describe", missing)
+    age = SimpleNamespace(ask=lambda _topic: 0)
+    positions = SimpleNamespace(data_age=age, restarts=lambda _topic: 0, log_answers=False)
+    readiness: Any = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
+    tables: Any = SimpleNamespace(verify=lambda: 0, lost="")
+    group = SimpleNamespace(name="g", follows=True, mark_log_lost=found.append)
+    parts: Any = ({TOPIC: group}, SimpleNamespace(topics={}), Consumer())
+    topics: Any = None
+    monitor = LogMonitor(log, tables, *parts, readiness, topics, clock)
+    while not found:
+        monitor.turn()
+        clock.now_s += 1.0
+    command = "headrace accept-gap --group g (at an edge also --node HOST:PORT), once there is such a topic again"
+    assert found[0].startswith(f"topic {TOPIC} does not exist; the data is kept; ")
+    assert found[0].endswith(command)

@@ -16,6 +16,7 @@ from headrace.connectors.clock import Clock, Moment, SystemClock
 from headrace.connectors.http import AS_OF_HEADER
 from headrace.consumers.node.data_age import ENDS_KEPT, DataAge
 from headrace.consumers.node.status_report import node_status
+from headrace.consumers.query.stale_reads import not_ready
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group_health import Event
 from tests.unit.node.test_read_fence import ask, in_query, kind
@@ -244,3 +245,11 @@ def test_asking_for_the_age_from_many_threads_is_safe() -> None:
     thread.join(10)
     assert not failed
     assert seen == sorted(seen)
+
+
+def test_a_full_disk_is_named_once() -> None:
+    """The reason of a group and what the node objects to are one cause; another one is named beside it."""
+    state: Any = SimpleNamespace(objections=lambda: ["journal: no space", "it leaves"], as_of=lambda: None)
+    assert "this node is not ready: group g: journal: no space; it leaves" == (
+        not_ready(state, ["group g: journal: no space"]).message
+    )
