@@ -38,4 +38,6 @@ def time_invalid(text: str) -> QueryInvalid | None:
         message = f"{written['parameter']} is {value}, which {kinds}"
     else:
         message = f"{value} {kinds}"
-    return QueryInvalid(message, action="write a time as '2026-01-31 12:00:00' or '2026-01-31', in UTC")
+    # Which of the two the place takes is nowhere in the text of DuckDB: both are INT64 there.
+    number = "" if bound is not None else "; a whole number has digits alone"
+    return QueryInvalid(message, action=f"a time is '2026-01-31 12:00:00' or '2026-01-31', in UTC{number}")

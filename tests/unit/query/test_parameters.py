@@ -107,6 +107,23 @@ def test_a_text_that_is_no_time_is_named(engine: QueryEngine, condition: str, si
         assert (message, True) == (raised.value.message, "'2026-01-31 12:00:00'" in raised.value.action)
 
 
+@pytest.mark.parametrize("condition", ["count(*) > 'many'", "max(time) > 'many'"])
+def test_a_text_that_is_no_number_is_not_taken_for_a_time(engine: QueryEngine, condition: str) -> None:
+    """DuckDB reports both alike, so what helps names both."""
+    with pytest.raises(QueryInvalid, match="'many' is neither") as raised:
+        engine.query(f"SELECT name FROM iot.readings GROUP BY name HAVING {condition}").read_all()
+    assert raised.value.action.endswith("a whole number has digits alone")
+
+
+@pytest.mark.parametrize("value", ["CAST('x' AS BIGINT)", "'x'::BIGINT", "CAST($p AS BIGINT)", "CAST(name AS BIGINT)"])
+def test_a_cast_to_a_number_gets_no_hint_about_times(engine: QueryEngine, value: str) -> None:
+    """Its user named the type."""
+    parameters = {"p": "x"} if "$p" in value else {}
+    with pytest.raises(QueryInvalid, match="Could not convert string") as raised:
+        engine.query(f"SELECT {value} FROM iot.readings", parameters=parameters).read_all()
+    assert "" == raised.value.action
+
+
 @pytest.mark.timeout(20)
 def test_an_error_that_repeats_a_long_statement_is_read_once() -> None:
     """The statement has its own words as often as fit: a search for each of them held up the whole node for minutes."""
