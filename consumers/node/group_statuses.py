@@ -78,7 +78,8 @@ class GroupStatuses:
         shown = detector.present.get((node, status.store))
         strange = shown is not None and MembershipLogLost.is_reported(shown.presence.reason)
         online = detector.alive(group_name, node) and not strange
-        return MemberView(node, status.incarnation, online, status.eligible, status.epoch)
+        idle_ms = detector.idle_ms(group_name, node)
+        return MemberView(node, status.incarnation, online, status.eligible, status.epoch, idle_ms=idle_ms)
 
     def statuses(self) -> Sequence[Status]:
         """The statuses of this node, one of each group."""

@@ -27,7 +27,8 @@ class MemberView:
     For this node itself it is the present state, not what its newest status shows.
 
     `epoch`: that of the newest accepted claim it has read. `votes`: whether it counts for a majority; a member that
-    a running first phase adds does not yet.
+    a running first phase adds does not yet. `idle_ms`: for how long it has sent that it is in sync and takes no role;
+    0 for this node.
     """
 
     node: str
@@ -36,6 +37,16 @@ class MemberView:
     eligible: bool
     epoch: int
     votes: bool = True
+    idle_ms: int = 0
+
+    @property
+    def can_lead(self) -> bool:
+        """Whether it is in sync, and takes a role.
+
+        The schedule: a cluster is upgraded, and the last node of the older build cannot read the statuses of the
+        others. It sees no majority, and leads nothing. The others see it alive, and would wait for it for ever.
+        """
+        return self.alive and self.eligible and self.idle_ms < CLAIM_GRACE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ def decide(view: GroupView) -> Decision:
     # List order instead of the highest version: eligible members have all read the same log to its end, so
     # any of them is as good, and an order that all know needs no message. Two that see different members may
     # both claim; the log decides.
-    first = next((member.node for member in view.members if member.alive and member.eligible), "")
+    first = next((member.node for member in view.members if member.can_lead), "")
     return _follower(view, first == view.node)
 
 
@@ -126,9 +137,7 @@ def leader_lives(view: GroupView) -> bool:
     if 0 <= view.claim_age_ms < CLAIM_GRACE_MS:
         return True
     return any(
-        (member.node, member.incarnation) == (view.leader.node, view.leader.incarnation)
-        and member.alive
-        and member.eligible
+        (member.node, member.incarnation) == (view.leader.node, view.leader.incarnation) and member.can_lead
         for member in view.members
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from headrace.consumers.replication.process_runs import ProcessRuns
 from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, end_of
-from headrace.schemas.records import Status
+from headrace.schemas.records import Role, Status
 
 OFFLINE_MS = 3_000
 HEARTBEAT_INTERVAL_MS = 500
@@ -95,11 +95,15 @@ class StatusTime:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedStatus:
-    """One status, the broker's time at which it was appended, and the time along the status topic at it."""
+    """One status, the broker's time at which it was appended, and the time along the status topic at it.
+
+    `idle_ms`: for how long the process has sent that it is in sync and takes no role.
+    """
 
     timestamp_ms: int
     elapsed_ms: int
     status: Status
+    idle_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,10 @@ class FailureDetector:
             self._keep_receipts(key, status)
         self.newest_ms = timestamp_ms
         self.unread.pop(key, None)
-        self.received[key] = ReceivedStatus(timestamp_ms, self.time.advance(timestamp_ms, received_ms), status)
-        self.runs.observe(status.node, status.incarnation, status.http, self.time.elapsed_ms)
+        elapsed_ms = self.time.advance(timestamp_ms, received_ms)
+        idle_ms = _idle_ms(self.received.get(key), status, elapsed_ms)
+        self.received[key] = ReceivedStatus(timestamp_ms, elapsed_ms, status, idle_ms)
+        self.runs.observe(status.node, status.incarnation, status.http, elapsed_ms)
 
     def observe_presence(self, timestamp_ms: int, presence: Presence, received_ms: int | None = None) -> None:
         """Take a record of the status topic that is a node's presence."""
@@ -196,6 +202,11 @@ class FailureDetector:
         found = self.received.get((group, node))
         return found.status if found else None
 
+    def idle_ms(self, group: str, node: str) -> int:
+        """For how long a node has sent that it is in sync and takes no role, as one that sees no majority."""
+        found = self.received.get((group, node))
+        return found.idle_ms if found else 0
+
     def alive(self, group: str, node: str) -> bool:
         """Whether a status of the node was appended within the last 3 s of the status topic's time."""
         return 0 <= self.silent_ms(group, node) < OFFLINE_MS
@@ -247,6 +258,17 @@ class FailureDetector:
         shown = self._receipts.get((group, node), bytearray())
         # The newest first: a member that lags is known by it, and a missing receipt costs a search through all.
         return bool(receipts) and all(end_of(receipt, shown) for receipt in reversed(receipts))
+
+
+def _idle_ms(before: ReceivedStatus | None, status: Status, elapsed_ms: int) -> int:
+    """The `idle_ms` of a status that comes behind another one of its sender."""
+    if status.role is not Role.UNSYNCED or not status.eligible:
+        return 0
+    if before is None or before.status.incarnation != status.incarnation:
+        return 0
+    # The one before had a role, or was not in sync: this one is the first.
+    was_idle = before.status.role is Role.UNSYNCED and before.status.eligible
+    return before.idle_ms + elapsed_ms - before.elapsed_ms if was_idle else 0
 
 
 def _continues(before: Status, after: Status) -> bool:

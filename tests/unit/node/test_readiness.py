@@ -143,5 +143,5 @@ def test_a_node_that_receives_nothing_does_not_know_the_others(fenced: bool, sho
     heartbeat = SimpleNamespace(fenced=fenced, detector=detector, silence_ms=9_000 if fenced else 0)
     node: Any = SimpleNamespace(name="n1", heartbeat=heartbeat)
     group: Any = SimpleNamespace(name="g")
-    status = _member_status(node, group, "n2")
+    status = _member_status(node, TOPIC, group, "n2")
     assert shown == (status["online"], status["role"], status["silent_ms"])

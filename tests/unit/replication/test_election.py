@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.replication.election import GroupView, MemberView, count_online, decide
+from headrace.consumers.replication.election import CLAIM_GRACE_MS, GroupView, MemberView, count_online, decide
 from headrace.schemas.messages import Leadership
 from headrace.schemas.records import Role
 
@@ -35,7 +35,11 @@ def view_of(in_sync: str, behind: str, offline: str, answers: str, claim: str, m
     node, _, condition = me.partition(" ")
     leader, _, how = claim.partition(" ")
     _, _, ahead = how.partition("superseded at ")
-    members = tuple(MemberView(each, "now", *states[each], 5 if each == ahead else 4) for each in sorted(states))
+    idle_ms = {leader: CLAIM_GRACE_MS if how == "idle" else 0}
+    members = tuple(
+        MemberView(each, "now", *states[each], 5 if each == ahead else 4, idle_ms=idle_ms.get(each, 0))
+        for each in sorted(states)
+    )
     return GroupView(
         members=members,
         node=node,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector, StatusTime
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, receipt_of, value_digest
-from headrace.schemas.records import Status, decode_status
+from headrace.schemas.records import Role, Status, decode_status
 from tests.golden_values import DIRECTORY
 from tests.unit.statuses import STATUS
 
@@ -37,6 +37,18 @@ def test_offline_is_three_seconds_of_the_brokers_time() -> None:
     detector.observe(4_000, replace(STATUS, node="n2"))
     assert [False, True] == [detector.alive("g", node) for node in ("n1", "n2")]
     assert [3_000, 0, -1] == [detector.silent_ms("g", node) for node in ("n1", "n2", "n3")]
+
+
+def test_a_member_is_idle_while_it_is_in_sync_and_takes_no_role() -> None:
+    """From the first such status of its process on, to the newest; any other status ends that."""
+    detector, idle = FailureDetector(), replace(STATUS, role=Role.UNSYNCED, eligible=True)
+    behind, former = replace(idle, eligible=False), replace(idle, incarnation="before")
+    expected = []
+    for number, status in enumerate((behind, former, idle, idle, idle, behind, idle, idle, STATUS, idle)):
+        detector.observe(1_000 + 500 * number, status)
+        expected.append(detector.idle_ms("g", "n1"))
+    assert [0, 0, 0, 500, 1_000, 0, 0, 500, 0, 0] == expected
+    assert 0 == detector.idle_ms("g", "n2")
 
 
 def test_copies_count_only_live_members_of_the_same_topic() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -156,3 +157,27 @@ def test_the_status_of_a_node_names_the_sender(nodes: Nodes, monkeypatch: pytest
     with pytest.raises(NoLeader, match="n9 sends statuses that this build cannot read: upgrade this client"):
         operations.seal_all(1.0, lambda _line: None)
     operations.close()
+
+
+@pytest.mark.slow(15)
+def test_the_last_node_of_an_older_build_holds_up_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot read the statuses of the others, and leads nothing. They see it alive: one of them leads its group."""
+    with running_nodes(tmp_path, monkeypatch, ("n1", "n2", "n3"), keep_records=0) as three:
+        topic = three.topics.forward("n3")
+
+        def leader() -> str:
+            accepted = three.running["n1"].groups[topic].applied.leader
+            return accepted.node if accepted else ""
+
+        eventually(lambda: leader() == "n3", "the header leads its group")
+        assert three.running["n3"].heartbeat._reader is not None
+        reader: Any = three.running["n3"].heartbeat._reader._reader
+        poll = reader.poll
+
+        def unreadable(*limits: Any) -> list[Any]:
+            return [
+                each if each.key.endswith(b"/n3") else replace(each, value=newer(each.value)) for each in poll(*limits)
+            ]
+
+        monkeypatch.setattr(reader, "poll", unreadable)
+        eventually(lambda: leader() in ("n1", "n2"), "one of the others leads the group")
