@@ -89,7 +89,8 @@ def problem_of(values: object) -> str | None:
 
 
 def _check(statement: Statement, given: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
-    if any(parameter.positional for parameter in statement.parameters):
+    # DuckDB names each `?` by its place, from 1. Drivers of Flight SQL bind them so.
+    if any(parameter.positional and parameter.name not in given for parameter in statement.parameters):
         raise QueryInvalid("the SQL has a parameter without a name", action="write $name instead of ?")
     missing = [f"${name}" for folded, name in wanted.items() if folded not in given]
     if missing:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 import pyarrow.flight as flight
 import structlog
 
@@ -15,6 +16,21 @@ from headrace.schemas.errors import HeadraceError
 
 TRACE_FRAMES = 3
 _log = structlog.get_logger(__name__)
+
+
+class NotOffered(pa.ArrowNotImplementedError):  # type: ignore[misc]
+    """What Flight could do, but a node does not. Its status is UNIMPLEMENTED, after which drivers do without.
+
+    No class of Flight has this status, so there is no JSON beside it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not offered over Flight; a ticket is SQL; see SHOW TABLES")
+
+    @property
+    def __notes__(self) -> list[str]:
+        # Arrow appends the traceback to the message, unless it cannot format the error.
+        raise RuntimeError("the inside of a node goes to no client")
 
 
 def flight_error(error: HeadraceError) -> flight.FlightError:
@@ -41,6 +57,8 @@ def flight_errors() -> Iterator[None]:
         yield
     except HeadraceError as error:
         raise flight_error(error) from error
+    except NotOffered:
+        raise
     except Exception as error:
         # As over HTTP: the inside of a node goes to its log and not to clients.
         trace = "".join(traceback.format_tb(error.__traceback__)[-TRACE_FRAMES:])

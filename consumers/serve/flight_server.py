@@ -1,6 +1,7 @@
 """The Arrow Flight surface of a node: a ticket is SQL as UTF-8, and the answer a stream of record batches.
 
-Statements of Flight SQL are taken too (`flight_sql.py`): the ticket of their answer is their SQL.
+Statements of Flight SQL are taken too (`flight_sql.py`): the ticket of their answer is their SQL. That of a prepared
+statement with parameters is the command itself.
 
 Call headers are the parameters of HTTP queries under the same names, such as `after` and `timeout_ms`.
 """
@@ -18,12 +19,23 @@ import pyarrow.flight as flight
 import structlog
 
 from headrace.consumers.query.engine import QueryEngine
-from headrace.consumers.query.query_errors import QueryError, is_of_change
+from headrace.consumers.query.query_errors import QueryError, QueryInvalid, is_of_change
 from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.serve.bound_parameters import bound_parameters
 from headrace.consumers.serve.connection_cut import cut_connections
 from headrace.consumers.serve.flight_calls import OpenCall, OpenCalls
-from headrace.consumers.serve.flight_errors import flight_error, flight_errors
-from headrace.consumers.serve.flight_sql import CommandUnknown, statement_of
+from headrace.consumers.serve.flight_errors import NotOffered, flight_error, flight_errors
+from headrace.consumers.serve.flight_sql import (
+    CLOSE_PREPARED,
+    CREATE_PREPARED,
+    CommandUnknown,
+    SentQuery,
+    created_statement,
+    handle_message,
+    is_prepared,
+    query_of,
+    sql_to_prepare,
+)
 from headrace.consumers.serve.query_service import (
     QUERY_PARAMETERS,
     QueryRequest,
@@ -140,7 +152,8 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         """Schema and ticket of a descriptor whose command is SQL."""
         with flight_errors():
             # No location: the ticket is for the node that was asked, under the address by which it was reached.
-            endpoint = flight.FlightEndpoint(_sql(descriptor.command), [])
+            query = _query(descriptor.command)
+            endpoint = flight.FlightEndpoint(descriptor.command if query.parameters else query.sql, [])
             return flight.FlightInfo(self._schema(context, descriptor), descriptor, [endpoint], -1, -1)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
@@ -150,25 +163,61 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
 
     # Without these gRPC shows the traceback of its own refusal.
 
-    def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> NoReturn:
-        """There is none: prepared statements and parameters of Flight SQL would be some."""
-        raise _not_offered(f"the action {action.type!r}")
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
+        """Prepare a statement, or forget one, of which a node keeps nothing."""
+        if action.type == CLOSE_PREPARED:
+            return ()
+        if action.type != CREATE_PREPARED:
+            raise NotOffered(f"the action {action.type!r}")
+        with flight_errors():
+            try:
+                sql = sql_to_prepare(action.body.to_pybytes())
+            except CommandUnknown as error:
+                raise RequestInvalid(f"there is no SQL in {error}", action="send a SELECT") from error
+            return (created_statement(sql, self._known_schema(context, sql)),)
 
     def list_actions(self, _context: flight.ServerCallContext) -> Sequence[flight.ActionType]:
-        """None."""
-        return ()
+        """Those of prepared statements."""
+        return (
+            flight.ActionType(CREATE_PREPARED, "prepare a statement of Flight SQL"),
+            flight.ActionType(CLOSE_PREPARED, "forget a prepared statement"),
+        )
 
     def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> NoReturn:
         """Answers are made when they are asked for."""
-        raise _not_offered("a list of answers")
+        raise NotOffered("a list of answers")
 
-    def do_put(self, *_of: object) -> NoReturn:
-        """Rows are written over HTTP or Kafka."""
-        raise _not_offered("writing")
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Bind parameters to a prepared statement. Rows are written over HTTP or Kafka."""
+        if not is_prepared(descriptor.command or b""):
+            raise NotOffered("writing")
+        with flight_errors():
+            call = self._calls.open(context)
+            try:
+                parameters = bound_parameters(chunk.data for chunk in reader)
+                writer.write(handle_message(SentQuery(_query(descriptor.command).sql, parameters)))
+            finally:
+                call.close()
 
     def do_exchange(self, *_of: object) -> NoReturn:
         """See `do_put`."""
-        raise _not_offered("an exchange")
+        raise NotOffered("an exchange")
+
+    def _known_schema(self, context: flight.ServerCallContext, sql: bytes) -> bytes:
+        """The schema of the rows of a statement as an IPC message; nothing of one with parameters that are not bound."""
+        try:
+            schema = self._schema(context, flight.FlightDescriptor.for_command(sql))
+        except QueryInvalid:
+            if b"?" in sql or b"$" in sql:
+                return b""
+            raise
+        return bytes(schema.serialize())
 
     def _schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> pa.Schema:
         # A limit of 0 is that of queries for their schema, which read nothing.
@@ -181,14 +230,6 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
             raise call.error(error) from error
         finally:
             call.close()
-
-
-def _not_offered(what: str) -> flight.FlightError:
-    return flight_error(
-        RequestInvalid(
-            f"{what} is not offered over Flight", action="a ticket is SQL without parameters; see SHOW TABLES"
-        )
-    )
 
 
 class _Batches(Iterator[object]):
@@ -237,25 +278,26 @@ class _Batches(Iterator[object]):
         self._call.close()
 
 
-def _sql(command: bytes | None) -> bytes:
-    """The SQL of a ticket or a command, also of a statement of Flight SQL. Raises RequestInvalid."""
+def _query(command: bytes | None) -> SentQuery:
+    """The query of a ticket or a command, also of a statement of Flight SQL. Raises NotOffered."""
     try:
-        return statement_of(command or b"")
+        return query_of(command or b"")
     except CommandUnknown as error:
-        raise RequestInvalid(
-            f"of Flight SQL this node knows statements, not {error}", action="send a SELECT"
-        ) from error
+        raise NotOffered(str(error)) from error
 
 
 def _request(context: flight.ServerCallContext, command: bytes | None) -> QueryRequest:
-    """The query of a call. Raises RequestInvalid."""
+    """The query of a call. Raises RequestInvalid, NotOffered."""
+    query = _query(command)
     try:
-        text = _sql(command).decode()
+        texts = {**context.get_middleware(_HEADERS).texts, "sql": query.sql.decode()}
+        if query.parameters:
+            texts["parameters"] = query.parameters.decode()
     except UnicodeDecodeError as error:
         raise RequestInvalid("the ticket is not UTF-8", action="a ticket is SQL as UTF-8") from error
-    if not text.strip():
+    if not texts["sql"].strip():
         raise RequestInvalid("the ticket has no SQL", action="a ticket, or the command of a descriptor, is SQL")
-    return request_of_texts({**context.get_middleware(_HEADERS).texts, "sql": text})
+    return request_of_texts(texts)
 
 
 def _sent_schema(result: ResultStream) -> pa.Schema:

@@ -1,16 +1,25 @@
-"""The statement in a command of Flight SQL, as drivers for ADBC and JDBC send it. Pure.
+"""Flight SQL as drivers for ADBC and JDBC send it: statements, plain and prepared. Pure.
 
 A command is a protobuf message in an `Any`: the name of its type, and its bytes. Of a statement the first field is the
-SQL. Everything else, such as prepared statements and lists of tables, is refused by its name.
+SQL. Everything else, such as lists of tables, is refused by its name.
+
+A node keeps nothing of a prepared statement: its handle is its SQL and its parameters. To bind parameters gives the
+client another handle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 TYPE_PREFIX = b"type.googleapis.com/arrow.flight.protocol.sql."
 STATEMENT = "CommandStatementQuery"
-_TYPE_FIELD, _VALUE_FIELD, _QUERY_FIELD = 1, 2, 1
+PREPARED_STATEMENT = "CommandPreparedStatementQuery"
+CREATE_PREPARED, CLOSE_PREPARED = "CreatePreparedStatement", "ClosePreparedStatement"
+"""The actions that are offered."""
+_HANDLE_END = b"\0"
+"""Between SQL and parameters. JSON escapes it, so the last one of a handle is it."""
+_TYPE_FIELD, _VALUE_FIELD, _QUERY_FIELD, _HANDLE_FIELD, _SCHEMA_FIELD = 1, 2, 1, 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_BITS_MAX = 64
@@ -20,19 +29,66 @@ class CommandUnknown(ValueError):
     """A command of Flight SQL that is no statement; its text is the name of the command."""
 
 
-def statement_of(command: bytes) -> bytes:
-    """The SQL of a command of Flight SQL; other bytes are SQL themselves. Raises CommandUnknown."""
+class SentQuery(NamedTuple):
+    """The query of a command: SQL, and the JSON of the parameters that were bound to it, or nothing."""
+
+    sql: bytes
+    parameters: bytes = b""
+
+
+def query_of(command: bytes) -> SentQuery:
+    """The query of a command of Flight SQL; other bytes are SQL themselves. Raises CommandUnknown."""
     # The first field, its size in one byte, and the name: no SQL begins so.
     if command[:1] != b"\x0a" or not command[2:].startswith(TYPE_PREFIX):
-        return command
+        return SentQuery(command)
+    name, first = _message(command)
+    if name == STATEMENT:
+        return SentQuery(first)
+    if name == PREPARED_STATEMENT:
+        sql, _, parameters = first.rpartition(_HANDLE_END)
+        return SentQuery(sql, parameters)
+    raise CommandUnknown(name)
+
+
+def sql_to_prepare(body: bytes) -> bytes:
+    """The SQL in the body of CREATE_PREPARED. Raises CommandUnknown."""
+    return _message(body)[1]
+
+
+def created_statement(sql: bytes, schema: bytes) -> bytes:
+    """The answer to CREATE_PREPARED; `schema` is that of the rows, as an IPC message, or nothing."""
+    message = handle_message(SentQuery(sql)) + _field(_SCHEMA_FIELD, schema)
+    name = TYPE_PREFIX + b"ActionCreatePreparedStatementResult"
+    return _field(_TYPE_FIELD, name) + _field(_VALUE_FIELD, message)
+
+
+def handle_message(query: SentQuery) -> bytes:
+    """A message whose only field is the handle of a query: the answer to bound parameters."""
+    return _field(_HANDLE_FIELD, query.sql + _HANDLE_END + query.parameters)
+
+
+def is_prepared(command: bytes) -> bool:
+    """Whether a command names a prepared statement that is to be read."""
+    return command[2:].startswith(TYPE_PREFIX + PREPARED_STATEMENT.encode())
+
+
+def _message(command: bytes) -> tuple[str, bytes]:
+    """The name of a command, and its first field. Raises CommandUnknown."""
     try:
         fields = dict(_fields(command))
         name = fields[_TYPE_FIELD].removeprefix(TYPE_PREFIX).decode()
-        if name == STATEMENT:
-            return dict(_fields(fields[_VALUE_FIELD]))[_QUERY_FIELD]
+        if name not in (STATEMENT, PREPARED_STATEMENT, f"Action{CREATE_PREPARED}Request"):
+            return name, b""
+        return name, dict(_fields(fields[_VALUE_FIELD]))[_QUERY_FIELD]
     except (KeyError, IndexError, ValueError) as error:
         raise CommandUnknown("a command that cannot be read") from error
-    raise CommandUnknown(name)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, rest = b"", len(content)
+    while rest >= 0x80:
+        size, rest = size + bytes([rest & 0x7F | 0x80]), rest >> 7
+    return bytes([number << 3 | _BYTES]) + size + bytes([rest]) + content
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:

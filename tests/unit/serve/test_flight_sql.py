@@ -1,15 +1,14 @@
-"""Commands of Flight SQL: a statement is its SQL, and everything else is refused by its name."""
+"""Flight SQL: statements, prepared ones and their parameters; everything else is refused by its name."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from headrace.consumers.serve.flight_sql import TYPE_PREFIX, CommandUnknown, statement_of
+from headrace.consumers.serve.flight_sql import TYPE_PREFIX, CommandUnknown, SentQuery, query_of
 from tests.unit.serve.test_flight import flights, server  # noqa: F401
 
 SQL = "SELECT 'Zürich' AS town, count(*) AS n FROM iot.readings"
@@ -32,13 +31,14 @@ def command(name: str, message: bytes) -> bytes:
 def test_a_statement_is_its_sql(sql: str) -> None:
     """Whatever other fields it has, such as the id of a transaction, and however long it is."""
     for more in (b"", field(2, b"transaction"), b"\x18\x96\x01", b"\x21" + b"8" * 8, b"\x25" + b"4" * 4):
-        assert sql.encode() == statement_of(command("CommandStatementQuery", field(1, sql.encode()) + more))
+        sent = command("CommandStatementQuery", field(1, sql.encode()) + more)
+        assert SentQuery(sql.encode()) == query_of(sent)
 
 
 def test_sql_itself_is_no_command() -> None:
     """Also if it names one."""
     for sql in (b"SELECT 1", b"", f"SELECT '{TYPE_PREFIX.decode()}'".encode()):
-        assert sql == statement_of(sql)
+        assert SentQuery(sql) == query_of(sql)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_sql_itself_is_no_command() -> None:
 def test_other_commands_are_refused(sent: bytes) -> None:
     """Other commands, and bytes that are cut or wrong."""
     with pytest.raises(CommandUnknown):
-        statement_of(sent)
+        query_of(sent)
 
 
 def test_a_driver_gets_the_rows_of_a_statement(flights: flight.FlightClient) -> None:  # noqa: F811
@@ -69,40 +69,126 @@ def test_a_driver_gets_the_rows_of_a_statement(flights: flight.FlightClient) -> 
     assert [{"town": "Zürich", "n": 15}] == flights.do_get(endpoint.ticket).read_all().to_pylist()
 
 
-def test_another_command_is_a_typed_error(flights: flight.FlightClient) -> None:  # noqa: F811
-    """It names the command, and drivers show it."""
-    with pytest.raises(flight.FlightError) as caught:
+def prepared(client: flight.FlightClient, sql: str) -> dict[int, bytes]:
+    """The answer to a statement that is prepared: handle, and schema of its rows."""
+    body = command("ActionCreatePreparedStatementRequest", field(1, sql.encode()))
+    [result] = client.do_action(flight.Action("CreatePreparedStatement", body))
+    return message(message(result.body.to_pybytes())[2])
+
+
+def message(content: bytes) -> dict[int, bytes]:
+    """The fields of a short message."""
+    found: dict[int, bytes] = {}
+    while content:
+        size, start = content[1], 2
+        if size & 0x80:
+            size, start = size & 0x7F | content[2] << 7, 3
+        found[content[0] >> 3], content = content[start : start + size], content[start + size :]
+    return found
+
+
+def read(client: flight.FlightClient, handle: bytes) -> pa.Table:
+    """The rows of a prepared statement."""
+    info = client.get_flight_info(for_handle(handle))
+    return client.do_get(info.endpoints[0].ticket).read_all()
+
+
+def for_handle(handle: bytes) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_command(command("CommandPreparedStatementQuery", field(1, handle)))
+
+
+def bound(client: flight.FlightClient, handle: bytes, row: pa.Table) -> bytes:
+    """The handle of a prepared statement with the parameters of a row."""
+    writer, answers = client.do_put(for_handle(handle), row.schema)
+    writer.write_table(row)
+    writer.done_writing()
+    answer = answers.read()
+    writer.close()
+    return message(answer.to_pybytes())[1]
+
+
+def test_a_prepared_statement_gives_its_schema_and_then_its_rows(flights: flight.FlightClient) -> None:  # noqa: F811
+    """As often as it is read, until its client closes it. Wrong SQL is refused when it is prepared."""
+    made = prepared(flights, SQL)
+    assert ["town", "n"] == pa.ipc.read_schema(pa.py_buffer(made[2])).names
+    for _ in range(2):
+        assert [{"town": "Zürich", "n": 15}] == read(flights, made[1]).to_pylist()
+    closing = command("ActionClosePreparedStatementRequest", field(1, made[1]))
+    assert [] == list(flights.do_action(flight.Action("ClosePreparedStatement", closing)))
+    with pytest.raises(flight.FlightServerError, match="iot.readings"):
+        prepared(flights, "SELECT * FROM iot.reading")
+
+
+def test_parameters_are_bound_by_place_or_by_name(flights: flight.FlightClient) -> None:  # noqa: F811
+    """Each `?` by its place, `$name` by the name of a column; a handle may be bound again."""
+    handle = prepared(flights, "SELECT ? + 1 AS a, ? AS b")[1]
+    assert [{"a": 5, "b": "x"}] == read(flights, bound(flights, handle, pa.table({"0": [4], "1": ["x"]}))).to_pylist()
+    handle = bound(flights, handle, pa.table({"0": [5], "1": [None]}))
+    assert [{"a": 6, "b": None}] == read(flights, handle).to_pylist()
+
+    named = prepared(flights, "SELECT $when AS moment, $days AS days")[1]
+    moment = pa.array([1_767_323_045_000_000_001], pa.timestamp("ns", "Europe/Zurich"))
+    row = read(flights, bound(flights, named, pa.table({"when": moment, "days": [[1, None]]})))
+    assert 1_767_323_045_000_000_001 == row["moment"].cast(pa.int64())[0].as_py()
+    assert [[1, None]] == row["days"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        (pa.table({"0": [b"x"]}), "'1' is of type binary"),
+        (pa.table({"0": [1, 2]}), "more than one row"),
+        (pa.table({"0": ["x" * 2_000_000]}), "larger than"),
+    ],
+    ids=["type", "rows", "size"],
+)
+def test_parameters_that_no_query_has_are_refused(
+    flights: flight.FlightClient,  # noqa: F811
+    row: pa.Table,
+    named: str,
+) -> None:
+    """With a typed error, when they are bound."""
+    handle = prepared(flights, "SELECT ? AS a")[1]
+    with pytest.raises(flight.FlightServerError, match=named):
+        bound(flights, handle, row)
+
+
+def test_a_statement_whose_parameters_are_not_bound_is_refused(flights: flight.FlightClient) -> None:  # noqa: F811
+    """When it is read: before that the values may still come."""
+    for sql in ("SELECT ? AS a", "SELECT $a AS a"):
+        with pytest.raises(flight.FlightServerError, match="parameter"):
+            read(flights, prepared(flights, sql)[1])
+
+
+def test_another_command_is_not_implemented(flights: flight.FlightClient) -> None:  # noqa: F811
+    """Drivers do without such a command; they show its name."""
+    with pytest.raises(pa.ArrowNotImplementedError, match="CommandGetTables is not offered"):
         flights.get_flight_info(flight.FlightDescriptor.for_command(command("CommandGetTables", b"")))
-    found = json.loads(caught.value.extra_info)
-    assert "RequestInvalid" == found["type"]
-    assert "CommandGetTables" in found["message"]
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (
-            lambda client: list(client.do_action(flight.Action("CreatePreparedStatement", b""))),
-            "CreatePreparedStatement",
-        ),
+        (lambda client: list(client.do_action(flight.Action("BeginTransaction", b""))), "BeginTransaction"),
         (lambda client: list(client.list_flights()), "a list of answers"),
         (lambda client: client.do_put(flight.FlightDescriptor.for_path("t"), pa.schema([]))[0].close(), "writing"),
         (lambda client: client.do_exchange(flight.FlightDescriptor.for_path("t"))[1].read_chunk(), "an exchange"),
     ],
     ids=["action", "list", "put", "exchange"],
 )
-def test_what_flight_has_beside_queries_is_a_typed_error(
+def test_what_a_node_does_not_offer_is_not_implemented(
     flights: flight.FlightClient,  # noqa: F811
     call: Callable[[flight.FlightClient], object],
     named: str,
 ) -> None:
-    """It names what was asked for, without a traceback; of actions there are none."""
-    with pytest.raises(flight.FlightError) as caught:
+    """The status is what drivers look at. The message names what was asked for, without a traceback."""
+    with pytest.raises(pa.ArrowNotImplementedError) as caught:
         call(flights)
-    found = json.loads(caught.value.extra_info)
-    assert ("RequestInvalid", True, False) == (
-        found["type"],
-        named in found["message"],
-        "Traceback" in str(caught.value),
-    )
-    assert [] == list(flights.list_actions())
+    assert (True, False) == (named in str(caught.value), "Traceback" in str(caught.value))
+
+
+def test_a_driver_sees_the_actions_that_are_offered(flights: flight.FlightClient) -> None:  # noqa: F811
+    """Those of prepared statements. A body without SQL is refused."""
+    assert ["CreatePreparedStatement", "ClosePreparedStatement"] == [each.type for each in flights.list_actions()]
+    with pytest.raises(flight.FlightServerError, match="no SQL"):
+        list(flights.do_action(flight.Action("CreatePreparedStatement", b"\xff")))
