@@ -54,6 +54,7 @@ _PRESENT = re.compile(
     re.IGNORECASE,
 )
 """The functions of DuckDB that name the present, and the columns that it turns into one of them."""
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL
@@ -150,10 +151,17 @@ def _check_size(sql: str) -> None:
         raise QueryInvalid(f"the SQL is longer than {SQL_BYTES_MAX} bytes", action="shorten it, or join with a table")
     if "\x00" in sql:
         raise QueryInvalid("the SQL has a NUL character", action="remove it")
+    if has_half_pair(sql):
+        raise QueryInvalid("the SQL has half of a surrogate pair, which UTF-8 has not", action="remove it")
     # Counted with and without quoted texts, and the larger number decides: this pattern and DuckDB's lexer may
     # disagree about the end of a text, and no bracket may hide there.
     if max(_nesting(sql), _nesting(_QUOTED.sub(" ", sql))) > NESTING_MAX:
         raise QueryInvalid(f"the SQL nests brackets deeper than {NESTING_MAX}", action="flatten it with WITH clauses")
+
+
+def has_half_pair(text: str) -> bool:
+    """Whether a text has no form in UTF-8: JSON can escape half of a surrogate pair."""
+    return _HALF_PAIR.search(text) is not None
 
 
 def _nesting(text: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.consumers.query.guard import ParameterName, Statement, TableName
+from headrace.consumers.query.guard import ParameterName, Statement, TableName, has_half_pair
 from headrace.consumers.query.query_errors import QueryInvalid
 
 PARAMETERS_MAX = 256
@@ -84,6 +84,8 @@ def problem_of(values: object) -> str | None:
         return f"a query has {PARAMETERS_MAX} parameters at most"
     if len({name.lower() for name in values}) < len(values):
         return "two parameters differ only in case"
+    if half := next(filter(has_half_pair, values), None):
+        return f"the name {half!r} of a parameter has half of a surrogate pair"
     bad = next((name for name, value in values.items() if not _is_value(value)), None)
     return None if bad is None else f"parameter {bad!r} is neither a number, a text, a boolean, null nor a list of them"
 

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
 from headrace.consumers.query.engine import PendingQuery, QueryEngine
+from headrace.consumers.query.guard import has_half_pair
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.query_timer import QueryTimer
@@ -279,7 +280,7 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     if problem is not None:
         raise RequestInvalid(problem, action='send {"parameters": {"name": value}}')
     user = given.get("user") or ""
-    if not isinstance(user, str) or len(user) > USER_CHARACTERS_MAX:
+    if not isinstance(user, str) or len(user) > USER_CHARACTERS_MAX or has_half_pair(user):
         raise RequestInvalid(f"user is not a text of up to {USER_CHARACTERS_MAX} characters")
     stale_s = _stale_s(given.get("stale"))
     return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters, user)

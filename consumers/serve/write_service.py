@@ -23,6 +23,7 @@ from starlette.routing import Route
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
 from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnreadable, read_stream
 from headrace.connectors.http import OFFSETS_HEADER
+from headrace.consumers.query.guard import has_half_pair
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
 from headrace.consumers.serve.request_bodies import bounded_body
@@ -302,8 +303,8 @@ def _is_time(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a text that has a form in UTF-8: JSON can escape half of a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+    """Whether a value is a text that has a form in UTF-8."""
+    return isinstance(value, str) and not has_half_pair(value)
 
 
 def _is_tag(value: object) -> bool:

@@ -196,9 +196,21 @@ def test_describe_needs_no_rows_and_summarize_does() -> None:
     assert (True, False) == (checked("DESCRIBE a.b").described, checked("SUMMARIZE a.b").described)
 
 
-@pytest.mark.parametrize("sql", ["", "   ", ";", "-- nothing", "SELECT '\x00'", "SELECT 1 --" + "x" * SQL_BYTES_MAX])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "   ",
+        ";",
+        "-- nothing",
+        "SELECT '\x00'",
+        "SELECT '\ud800'",
+        "EXPLAIN SELECT '\udfff'",
+        "SELECT 1 --" + "x" * SQL_BYTES_MAX,
+    ],
+)
 def test_text_that_is_no_statement_is_refused_clearly(sql: str) -> None:
-    """Empty, NUL-ridden and endless SQL is invalid, with a message."""
+    """Empty, NUL-ridden and endless SQL, and half of a surrogate pair, is invalid, with a message."""
     with pytest.raises(QueryInvalid) as raised:
         checked(sql)
     assert raised.value.message

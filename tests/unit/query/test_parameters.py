@@ -155,6 +155,7 @@ def test_values_of_a_request_are_checked() -> None:
         {"a": {"b": 1}},
         {"a": [[1]]},
         {"a": 1, "A": 2},
+        {"\ud800": 1},
         dict.fromkeys(map(str, range(PARAMETERS_MAX + 1))),
     ):
         assert problem_of(wrong) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import urllib.error
@@ -147,6 +148,21 @@ def test_a_request_that_is_no_query_is_refused(client: httpx.Client, document: o
     assert (400, "RequestInvalid") == (answer.status_code, answer.json()["error"]["kind"])
     part = list(document)[-1] if isinstance(document, dict) and len(document) == 2 else ""
     assert part in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"sql": "SELECT '\ud800'"},
+        {"sql": "EXPLAIN SELECT '\ud800'"},
+        {"sql": "SELECT 1", "parameters": {"\ud800": 1}},
+        {"sql": "SELECT 1", "user": "\ud800"},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(client: httpx.Client, document: dict[str, object]) -> None:
+    """JSON can escape one, and no text in UTF-8 has it."""
+    headers = {"content-type": "application/json"}
+    assert 400 == client.post("/api/v1/query", content=json.dumps(document), headers=headers).status_code
 
 
 @pytest.mark.parametrize(
