@@ -36,6 +36,9 @@ class TimesImplausible(FormatError):
     exit_code = 3
 
 
+_RESOLVED = ": round it, or write a new table with `write.time_resolution=ns`"
+
+
 @dataclass(frozen=True, slots=True)
 class TimeRules:
     """What the times of one table may be; `ns_per_unit` is the unit that integers were read in."""
@@ -56,7 +59,8 @@ class TimeRules:
         if finer is not None and outside is not None:
             finer &= ~outside
         if finer is not None and finer.any():
-            found.append((finer, f"the time is finer than the {self.resolution.unit}s of table {self.table!r}"))
+            reason = f"the time is finer than the {self.resolution.unit}s of table {self.table!r}{_RESOLVED}"
+            found.append((finer, reason))
         return found
 
     def check_unit(self, rows: pa.Table) -> None:

@@ -46,7 +46,8 @@ def test_a_row_is_refused_once_with_its_first_reason() -> None:
     assert [1, 2, 3] == sorted(found)
     assert found[1].startswith("the time is outside 1980 to 2100: it looks like seconds (`--time-unit s`)")
     assert "the time is outside 1980 to 2100; `--any-time` takes it" == found[3]
-    assert "the time is finer than the microseconds of table 'pumps'" == found[2]
+    assert found[2].startswith("the time is finer than the microseconds of table 'pumps': round it, or")
+    assert "`write.time_resolution=ns`" in found[2]
     assert [2] == sorted(refused(TimeRules("pumps", TimeResolution.US, any_time=True), T0, 0, T0 + 1, -1_000))
     assert {} == refused(TimeRules("pumps", TimeResolution.NS, any_time=True), T0 + 1, -1, 1)
 
