@@ -62,9 +62,10 @@ def open_standard_streams() -> None:
 
 
 def _rewrapped(stream: TextIO, raw: io.RawIOBase) -> TextIO:
-    """The same stream over other writes."""
-    buffered, line_buffering = io.BufferedWriter(raw), getattr(stream, "line_buffering", False)
-    return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=line_buffering)
+    """The same stream over other writes, which has a line as soon as it ends where the stream had it."""
+    # With PYTHONUNBUFFERED a stream has no line buffering: it writes at once.
+    at_once = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=at_once)
 
 
 def give_up_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,12 @@ def test_a_reader_that_leaves_ends_the_command_quietly(arguments: str) -> None:
 def test_a_wrong_option_keeps_its_code_where_nobody_can_read_about_it(arguments: str) -> None:
     """Standard error is on a full disk."""
     assert 2 == shell(f"headrace {arguments} 2>/dev/full").returncode
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_of_standard_error_is_there_as_soon_as_it_ends(unbuffered: str) -> None:
+    """What a shell prints while it waits for the next statement, also where Python is to buffer nothing."""
+    code = "import os, sys; streams.open_standard_streams(); sys.stderr.write('cancelled\\n'); os._exit(0)"
+    line = [sys.executable, "-c", f"from headrace.terminal import standard_streams as streams; {code}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    assert b"cancelled\n" == subprocess.run(line, env=environment, capture_output=True, check=False).stderr
