@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.consumers.query.parameters import TIMESTAMP_MEMBER
-from headrace.consumers.serve.query_service import BODY_BYTES_MAX, RequestInvalid, RequestTooLarge
+from headrace.consumers.serve.query_service import BODY_BYTES_MAX
+from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge
 
 
 def bound_parameters(batches: Iterable[pa.RecordBatch]) -> bytes:

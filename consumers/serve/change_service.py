@@ -17,7 +17,8 @@ from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
 from headrace.consumers.serve.error_documents import document_of, refusal
 from headrace.consumers.serve.node_api import NodeApi
-from headrace.consumers.serve.query_service import RequestInvalid, posted_json
+from headrace.consumers.serve.query_service import posted_json
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import ChangeKind

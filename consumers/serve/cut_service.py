@@ -53,7 +53,7 @@ from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
 from headrace.consumers.serve.error_documents import document_of, refusal
-from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.store import SegmentAwaited, SegmentEntry, SegmentGone
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey

@@ -20,8 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.consumers.serve.error_documents import document_of, refusal
-from headrace.consumers.serve.query_service import RequestInvalid
-from headrace.consumers.serve.request_bodies import bounded_body
+from headrace.consumers.serve.request_bodies import RequestInvalid, bounded_body
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.sync.centres import CentreUnknown
 from headrace.consumers.sync.edge_store import EdgeStore

@@ -39,10 +39,10 @@ from headrace.consumers.serve.flight_sql import (
 from headrace.consumers.serve.query_service import (
     QUERY_PARAMETERS,
     QueryRequest,
-    RequestInvalid,
     request_of_texts,
     start_query,
 )
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.serve.server import AddressInUse
 
 AS_OF_KEY = b"headrace.as_of"

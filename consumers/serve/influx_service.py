@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.consumers.serve.query_service import RequestTooLarge, http_status
-from headrace.consumers.serve.request_bodies import bounded_body
+from headrace.consumers.serve.query_service import http_status
+from headrace.consumers.serve.request_bodies import RequestTooLarge, bounded_body
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.errors import HeadraceError

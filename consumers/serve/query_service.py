@@ -23,7 +23,7 @@ from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.result_formats import MEDIA_TYPES, Chunk, encode
 from headrace.consumers.query.result_stream import ResultStream
-from headrace.consumers.serve.request_bodies import bounded_body
+from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, bounded_body
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
@@ -43,14 +43,6 @@ COUNT_MAX = 2**63 - 1
 DIGITS_MAX = len(str(COUNT_MAX))
 USER_CHARACTERS_MAX = 100
 _log = structlog.get_logger(__name__)
-
-
-class RequestInvalid(HeadraceError):
-    """A request that cannot be understood."""
-
-
-class RequestTooLarge(HeadraceError):
-    """A request whose body is larger than any query is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+
 from starlette.requests import Request
 
 from headrace.schemas.errors import HeadraceError
@@ -9,9 +13,31 @@ from headrace.schemas.errors import HeadraceError
 DRAINED_BYTES_MAX = 64 * 1024 * 1024
 """What is read of a body beyond its limit, and forgotten. Many clients read no answer before all of theirs is sent."""
 
+GZIP_PIECE_BYTES = 16 * 1024
 
-async def bounded_body(request: Request, bytes_max: int, refusal: HeadraceError) -> bytes:
-    """The body of a request. Raises `refusal` for one of more than `bytes_max`."""
+
+class RequestInvalid(HeadraceError):
+    """A request that cannot be understood."""
+
+
+class RequestTooLarge(HeadraceError):
+    """A request whose body is larger than any query is."""
+
+
+async def bounded_body(
+    request: Request,
+    bytes_max: int,
+    refusal: HeadraceError,
+    run: Callable[..., Awaitable[bytes]] = asyncio.to_thread,
+) -> bytes:
+    """The body of a request, decompressed by `run` where it is gzip.
+
+    Raises `refusal` for one of more than `bytes_max`, as it arrives or in what it holds, and RequestInvalid for one in
+    another encoding.
+    """
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip"):
+        raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
     # Counted while it arrives: the length that a client announces need not be true.
     parts, size = list[bytes](), 0
     async for part in request.stream():
@@ -23,4 +49,28 @@ async def bounded_body(request: Request, bytes_max: int, refusal: HeadraceError)
             parts.clear()
     if size > bytes_max:
         raise refusal
+    body = b"".join(parts)
+    return await run(decompressed, body, bytes_max, refusal) if encoding == "gzip" else body
+
+
+def decompressed(body: bytes, limit: int, refusal: HeadraceError) -> bytes:
+    """The content of a gzip body. Raises `refusal` as soon as it has more bytes than `limit`, RequestInvalid."""
+    parts, size, member = list[bytes](), 0, None
+    try:
+        # In pieces: behind each member zlib copies the rest, and a body may be a million empty members.
+        for start in range(0, len(body), GZIP_PIECE_BYTES):
+            rest = body[start : start + GZIP_PIECE_BYTES]
+            # A gzip file may have several members, as `cat a.gz b.gz` has.
+            while rest:
+                member = member or zlib.decompressobj(wbits=31)
+                parts.append(member.decompress(rest, limit - size + 1))
+                size += len(parts[-1])
+                if size > limit:
+                    raise refusal
+                rest = member.unused_data
+                member = None if member.eof else member
+    except zlib.error as error:
+        raise RequestInvalid(f"the body is not gzip: {error}", action="compress it, or leave the header out") from None
+    if member is not None:
+        raise RequestInvalid("the gzip body ends early", action="send it whole")
     return b"".join(parts)

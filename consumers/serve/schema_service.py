@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.consumers.serve.query_service import RequestInvalid, posted_json
+from headrace.consumers.serve.query_service import posted_json
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.table_documents import catalogue_document, table_document

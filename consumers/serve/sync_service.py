@@ -23,8 +23,7 @@ from starlette.routing import Route
 
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.serve.error_documents import document_of, refusal
-from headrace.consumers.serve.query_service import RequestInvalid
-from headrace.consumers.serve.request_bodies import bounded_body
+from headrace.consumers.serve.request_bodies import RequestInvalid, bounded_body
 from headrace.consumers.serve.request_threads import LOAD_THREADS, RequestThreads
 from headrace.consumers.serve.sync_loads import SyncLoads
 from headrace.consumers.serve.sync_uploads import LinkMissing, Upload, UploadInvalid, UploadRequest, Uploads

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -25,8 +24,8 @@ from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnre
 from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.query.guard import has_half_pair
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
-from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
-from headrace.consumers.serve.request_bodies import bounded_body
+from headrace.consumers.serve.query_service import posted_json
+from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, bounded_body
 from headrace.consumers.serve.request_threads import LINE_THREADS, WRITE_THREADS, RequestThreads
 from headrace.consumers.serve.schema_service import quorum_of
 from headrace.consumers.serve.write_api import WriteApi, WriteOptions
@@ -36,7 +35,6 @@ from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, Refu
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import TimeResolution
 
-GZIP_PIECE_BYTES = 16 * 1024
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
 }  # fmt: skip
@@ -181,34 +179,7 @@ class WriteService:
 
     async def _body(self, request: Request) -> bytes:
         limit = self._body_bytes_max
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity", "gzip"):
-            raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
-        body = await bounded_body(request, limit, _too_large(limit))
-        return await self._queueing.run(decompressed, body, limit) if encoding == "gzip" else body
-
-
-def decompressed(body: bytes, limit: int) -> bytes:
-    """The content of a gzip body. Raises RequestTooLarge as soon as it has more bytes than `limit`, RequestInvalid."""
-    parts, size, member = list[bytes](), 0, None
-    try:
-        # In pieces: behind each member zlib copies the rest, and a body may be a million empty members.
-        for start in range(0, len(body), GZIP_PIECE_BYTES):
-            rest = body[start : start + GZIP_PIECE_BYTES]
-            # A gzip file may have several members, as `cat a.gz b.gz` has.
-            while rest:
-                member = member or zlib.decompressobj(wbits=31)
-                parts.append(member.decompress(rest, limit - size + 1))
-                size += len(parts[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                rest = member.unused_data
-                member = None if member.eof else member
-    except zlib.error as error:
-        raise RequestInvalid(f"the body is not gzip: {error}", action="compress it, or leave the header out") from None
-    if member is not None:
-        raise RequestInvalid("the gzip body ends early", action="send it whole")
-    return b"".join(parts)
+        return await bounded_body(request, limit, _too_large(limit), self._queueing.run)
 
 
 def _too_large(limit: int) -> RequestTooLarge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -163,6 +164,16 @@ def test_half_of_a_surrogate_pair_is_refused(client: httpx.Client, document: dic
     """JSON can escape one, and no text in UTF-8 has it."""
     headers = {"content-type": "application/json"}
     assert 400 == client.post("/api/v1/query", content=json.dumps(document), headers=headers).status_code
+
+
+def test_a_query_may_be_gzip(client: httpx.Client) -> None:
+    """As lines may be; the limit is that of its content, and another encoding is named."""
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    for sql, status in (("SELECT 1 AS a", 200), ("SELECT 1 -- " + "x" * 1_100_000, 413)):
+        body = gzip.compress(json.dumps({"sql": sql}).encode())
+        assert status == client.post("/api/v1/query", content=body, headers=headers).status_code
+    answer = client.post("/api/v1/query", content=b"x", headers=headers | {"content-encoding": "br"})
+    assert (400, True) == (answer.status_code, "content-encoding 'br'" in answer.json()["error"]["message"])
 
 
 @pytest.mark.parametrize(

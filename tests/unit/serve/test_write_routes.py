@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, decompressed
 from headrace.schemas.messages import Delete, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from tests.unit.serve.conftest import TOPICS, FakeNode
@@ -132,29 +133,24 @@ def test_bad_requests_are_named(
 
 def test_a_bomb_is_not_unpacked() -> None:
     """Decompression ends behind the limit, however much would come."""
-    from headrace.consumers.serve.query_service import RequestTooLarge
-    from headrace.consumers.serve.write_service import decompressed
-
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(512)) + packer.flush()
     assert len(bomb) < 1 << 20
     with pytest.raises(RequestTooLarge):
-        decompressed(bomb, 1_000_000)
+        decompressed(bomb, 1_000_000, RequestTooLarge("too large"))
 
 
 def test_many_members_are_unpacked_in_time() -> None:
     """The work is that of the bytes, not of the bytes behind each member; a cut at any place is an error."""
-    from headrace.consumers.serve.query_service import RequestInvalid
-    from headrace.consumers.serve.write_service import decompressed
-
     noise = random.Random(1).randbytes(50_000)
     packed = gzip.compress(noise)
     begin_s = time.process_time()
-    assert noise * 2 == decompressed(gzip.compress(b"") * 200_000 + packed + packed, 100_000)
+    refusal = RequestTooLarge("too large")
+    assert noise * 2 == decompressed(gzip.compress(b"") * 200_000 + packed + packed, 100_000, refusal)
     assert time.process_time() - begin_s < 5.0
     for cut in (1, 10, 16_384, len(packed) - 1):
         with pytest.raises(RequestInvalid, match="ends early"):
-            decompressed(packed[:cut], 100_000)
+            decompressed(packed[:cut], 100_000, refusal)
 
 
 def test_more_open_requests_than_the_limit_get_503(client: httpx.Client, node: FakeNode) -> None:
