@@ -87,7 +87,11 @@ def problem_of(values: object) -> str | None:
     if half := next(filter(has_half_pair, values), None):
         return f"the name {half!r} of a parameter has half of a surrogate pair"
     bad = next((name for name, value in values.items() if not _is_value(value)), None)
-    return None if bad is None else f"parameter {bad!r} is neither a number, a text, a boolean, null nor a list of them"
+    if bad is not None:
+        return f"parameter {bad!r} is neither a number, a text, a boolean, null nor a list of them"
+    # DuckDB would make texts of all of them, and equal none of the numbers.
+    mixed = next((name for name, value in values.items() if isinstance(value, list) and len(_kinds(value)) > 1), None)
+    return None if mixed is None else f"the list of parameter {mixed!r} has values of several types"
 
 
 def _check(statement: Statement, given: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
@@ -134,6 +138,11 @@ def _is_value(value: object) -> bool:
     if isinstance(value, dict):
         return set(value) == {TIMESTAMP_MEMBER} and isinstance(value[TIMESTAMP_MEMBER], str)
     return value is None or isinstance(value, str | int | float)
+
+
+def _kinds(values: Iterable[object]) -> set[type]:
+    """The types of a list's values without nulls; numbers are one."""
+    return {float if type(value) is int else type(value) for value in values if value is not None}
 
 
 def _slot(value: object) -> str:

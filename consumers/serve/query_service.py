@@ -230,7 +230,9 @@ async def query_request(request: Request) -> QueryRequest:
     """The query of a GET (`?q=`) or a POST (JSON). Raises RequestInvalid or RequestTooLarge."""
     if request.method == "POST":
         return parse_query(await posted_json(request))
-    texts = dict(request.query_params)
+    texts = _once(request.query_params.multi_items())
+    if "q" in texts and "sql" in texts:
+        raise RequestInvalid("q and sql are both the SQL", action="give one of them")
     if "q" in texts:
         texts["sql"] = texts.pop("q")
     return request_of_texts(texts)
@@ -310,7 +312,7 @@ def _parsed(name: str, text: str | bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Of a member that is given twice the last one would win, and a delete be another one."""
+    """A JSON object, or the parameters of a URL. Of one that is given twice the last would win, and a delete be another."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

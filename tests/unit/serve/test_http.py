@@ -177,7 +177,18 @@ def test_a_query_may_be_gzip(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["", "q=", "q=SELECT+1&limit=x", "q=SELECT+1&after=x", "q=SELECT+1&timeout_ms=-1", "q=SELECT+1&sql=x&z=1"]
+    "query",
+    [
+        "",
+        "q=",
+        "q=SELECT+1&limit=x",
+        "q=SELECT+1&after=x",
+        "q=SELECT+1&timeout_ms=-1",
+        "q=SELECT+1&sql=x&z=1",
+        "q=SELECT+1&q=SELECT+2",
+        "q=SELECT+1&sql=SELECT+2",
+        "q=SELECT+1&limit=1&limit=2",
+    ],
 )
 def test_a_link_that_is_no_query_is_refused(client: httpx.Client, query: str) -> None:
     """The same for queries in the address."""
