@@ -84,7 +84,7 @@ def _few_texts(column: pa.Array) -> list[str]:
         return [_to_json(value) for value in column.to_pylist()]
     if pa.types.is_float64(kind):
         # Python writes some numbers in another way.
-        texts = zip(column.cast(pa.string()).to_pylist(), column.to_pylist(), strict=True)
+        texts = zip(_float_text(column).to_pylist(), column.to_pylist(), strict=True)
         return [text if value is not None and math.isfinite(value) else "null" for text, value in texts]
     found: list[str] = json_text(column).to_pylist()
     return found
@@ -226,7 +226,7 @@ def _json(column: pa.Array) -> pa.Array:
         return _json_quoted(column.cast(pa.string()))
     # JSON has neither NaN nor infinities, and a parser would refuse the whole answer for one of them.
     if pa.types.is_floating(kind):
-        return pc.if_else(pc.is_finite(column), column.cast(pa.string()), pa.scalar(None, pa.string()))
+        return pc.if_else(pc.is_finite(column), _float_text(column), pa.scalar(None, pa.string()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
     if pa.types.is_map(kind):
@@ -236,6 +236,13 @@ def _json(column: pa.Array) -> pa.Array:
     if pa.types.is_struct(kind):
         return _json_struct(column)
     return pc.binary_join_element_wise('"', _plain(column), '"', "")
+
+
+def _float_text(column: pa.Array) -> pa.Array:
+    # Many parsers read `-0` as an integer, which has no sign then.
+    text = column.cast(pa.string())
+    negative = pc.equal(text, "-0")
+    return pc.if_else(negative, "-0.0", text) if pc.any(negative).as_py() else text
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -9,6 +9,7 @@ import json
 import math
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -100,6 +101,17 @@ def duckdb_result(sql: str) -> pa.Table:
 def test_values_as_json(sql: str, expected: object) -> None:
     """Every type has one form in JSON: numbers stay exact numbers, times have nine digits, values without a JSON form are null."""
     assert [{"x": expected}] == json_of(duckdb_result(sql))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.list_(pa.float64())])
+def test_a_negative_zero_keeps_its_sign(rows: int, kind: pa.DataType) -> None:
+    """A reader of JSON finds a float; other whole floats are written without a point."""
+    values: list[Any] = [-0.0, 3.0] * (rows // 2)
+    nested = pa.types.is_list(kind)
+    table = pa.table({"x": pa.array([[value] for value in values] if nested else values, kind)})
+    text = encoded("json", table, rows).decode()
+    assert (rows // 2, rows // 2) == (text.count("-0.0"), text.count("3]" if nested else ":3}"))
 
 
 def test_times_past_the_year_9999_stay_readable() -> None:
