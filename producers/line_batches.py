@@ -72,6 +72,7 @@ class LineBatches:
         for name, rows in parsed.tables.items():
             tables[name], refused = self._fitting(database, name, rows)
             rejected += refused
+        tables = _by_first_line(tables)
         # Such a request is alone in its batch (`GroupWriter._take`).
         if requests[0].whole:
             self._check_whole(database, tables, rejected, requests)
@@ -150,6 +151,22 @@ class LineBatches:
             self._writers[key] = TableWriter(self._cluster, database, table, self._settings)
         self._writers.move_to_end(key)
         return self._writers[key]
+
+
+def _by_first_line(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """The tables, by their first lines where names differ only in case: the first of them is made, as of columns."""
+    if len({name.lower() for name in tables}) == len(tables):
+        return tables
+    return dict(sorted(tables.items(), key=lambda item: _first_line(item[1])))
+
+
+def _first_line(rows: pa.Table) -> tuple[int, int]:
+    """The first request that has rows of a table, and its first line of them."""
+    if not rows.num_rows:
+        return 0, 0
+    requests = rows.column(MESSAGE_COLUMN)
+    first = pc.min(requests)
+    return first.as_py(), pc.min(rows.column(LINE_COLUMN).filter(pc.equal(requests, first))).as_py()
 
 
 def _odd_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:

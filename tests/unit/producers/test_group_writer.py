@@ -138,6 +138,16 @@ def test_a_table_or_column_that_cannot_be_costs_its_lines_alone(scene: Scene, wr
     assert (0, 2) == (other.rows, other.refused_count)
 
 
+@pytest.mark.parametrize(("first", "second"), [("m", "M"), ("M", "m"), ("kW", "KW")])
+def test_of_two_spellings_of_a_new_table_the_first_line_wins(
+    scene: Scene, writer: GroupWriter, first: str, second: str
+) -> None:
+    """In whatever order the names are; the line with the other one is refused."""
+    found = answer(writer.submit(lines(f"o v=1 1\n{first} v=1 1\n{second} v=2 1\n{first} v=3 2")))
+    assert (3, [3]) == (found.rows, [each.line for each in found.refused])
+    assert [1, 1, 3] == sorted(dict(values)["v"] for _, _, values in scene.rows())
+
+
 def test_an_error_of_one_client_is_not_that_of_others(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that fails for its content is written request by request."""
     refused = SchemaError("this table cannot be")
