@@ -297,6 +297,12 @@ def _request(context: flight.ServerCallContext, command: bytes | None) -> QueryR
         raise RequestInvalid("the ticket is not UTF-8", action="a ticket is SQL as UTF-8") from error
     if not texts["sql"].strip():
         raise RequestInvalid("the ticket has no SQL", action="a ticket, or the command of a descriptor, is SQL")
+    # No SQL begins so.
+    if texts["sql"].lstrip().startswith("{"):
+        raise RequestInvalid(
+            "the ticket is a JSON object, as clients of InfluxDB 3 send it",
+            action="a ticket is SQL as UTF-8: use a client of Arrow Flight, or a driver of Flight SQL",
+        )
     return request_of_texts(texts)
 
 

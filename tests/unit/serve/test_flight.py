@@ -101,6 +101,16 @@ def test_a_ticket_that_is_no_query_is_refused_with_the_typed_error(
     assert 0 == node.engine.statistics.running
 
 
+def test_a_ticket_of_a_client_of_influxdb_3_is_named(flights: flight.FlightClient) -> None:
+    """It is JSON around SQL. The error names what a ticket is, for a descriptor as well."""
+    sent = json.dumps({"database": "iot", "sql_query": "SELECT 1", "query_type": "sql"})
+    status, error = refusal(flights, sent)
+    assert (flight.FlightServerError, "RequestInvalid") == (status, error["type"])
+    assert ("JSON" in error["message"], "a ticket is SQL" in error["action"]) == (True, True)
+    with pytest.raises(flight.FlightServerError, match="a ticket is SQL"):
+        flights.get_flight_info(flight.FlightDescriptor.for_command(sent))
+
+
 def test_a_node_that_does_not_serve_is_unavailable(flights: flight.FlightClient, node: FakeNode) -> None:
     """NotReady is an error that clients retry elsewhere."""
     node.reasons = ["group n1: behind its log"]
