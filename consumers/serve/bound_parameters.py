@@ -29,7 +29,10 @@ def bound_parameters(batches: Iterable[pa.RecordBatch]) -> bytes:
     names = row.schema.names
     if all(not name or name.isdigit() for name in names):
         names = [str(place) for place in range(1, len(names) + 1)]
-    values = {name: _value(name, column) for name, column in zip(names, row.columns, strict=True)}
+    try:
+        values = {name: _value(name, column) for name, column in zip(names, row.columns, strict=True)}
+    except UnicodeDecodeError as error:
+        raise RequestInvalid("a parameter is not UTF-8", action="send a text, or none") from error
     text = json.dumps(values).encode()
     if len(text) > BODY_BYTES_MAX:
         raise RequestTooLarge(f"the parameters are larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")

@@ -138,9 +138,10 @@ def test_parameters_are_bound_by_place_or_by_name(flights: flight.FlightClient) 
     [
         (pa.table({"0": [b"x"]}), "'1' is of type binary"),
         (pa.table({"0": [1, 2]}), "more than one row"),
+        (pa.table({"0": pa.array([b"\xff"]).view(pa.string())}), "not UTF-8"),
         (pa.table({"0": ["x" * 2_000_000]}), "larger than"),
     ],
-    ids=["type", "rows", "size"],
+    ids=["type", "rows", "text", "size"],
 )
 def test_parameters_that_no_query_has_are_refused(
     flights: flight.FlightClient,  # noqa: F811
