@@ -244,10 +244,10 @@ class AdminClient:
 
 
 def _has_passed(status: Status, end: int) -> bool:
-    """Whether a member has applied everything below an end, and has it on its disk."""
-    # The last offsets below the end may be transaction markers: then nothing durable reaches it. And with a writer
-    # beside, a member has hardly ever all on its disk that it has applied.
-    return status.durable_offset >= end - 1 or (status.position >= end and status.offset == status.durable_offset)
+    """Whether a member has applied everything below an end."""
+    # The last offsets below the end may be transaction markers: then no offset reaches it, and all that was read must be
+    # applied. What is durable need not be: records are on the disk first.
+    return status.offset >= end - 1 or (status.position >= end and status.offset == status.durable_offset)
 
 
 def _with_files(live: Sequence[Status], group: str, evidence: MemberEvidence) -> MemberEvidence | None:

@@ -39,15 +39,6 @@ class MemberView:
     votes: bool = True
     idle_ms: int = 0
 
-    @property
-    def can_lead(self) -> bool:
-        """Whether it is in sync, and takes a role.
-
-        The schedule: a cluster is upgraded, and the last node of the older build cannot read the statuses of the
-        others. It sees no majority, and leads nothing. The others see it alive, and would wait for it for ever.
-        """
-        return self.alive and self.eligible and self.idle_ms < CLAIM_GRACE_MS
-
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
@@ -111,7 +102,7 @@ def decide(view: GroupView) -> Decision:
     # List order instead of the highest version: eligible members have all read the same log to its end, so
     # any of them is as good, and an order that all know needs no message. Two that see different members may
     # both claim; the log decides.
-    first = next((member.node for member in view.members if member.can_lead), "")
+    first = next((member.node for member in view.members if _can_lead(member, view)), "")
     return _follower(view, first == view.node)
 
 
@@ -137,9 +128,21 @@ def leader_lives(view: GroupView) -> bool:
     if 0 <= view.claim_age_ms < CLAIM_GRACE_MS:
         return True
     return any(
-        (member.node, member.incarnation) == (view.leader.node, view.leader.incarnation) and member.can_lead
+        (member.node, member.incarnation) == (view.leader.node, view.leader.incarnation) and _can_lead(member, view)
         for member in view.members
     )
+
+
+def _can_lead(member: MemberView, view: GroupView) -> bool:
+    """Whether a member is in sync, and takes a role.
+
+    The schedule: a cluster is upgraded, and the last node of the older build cannot read the statuses of the others.
+    It sees no majority, and leads nothing. The others see it alive, and would wait for it for ever.
+    """
+    # Where a majority comes back, all members have waited, and show it until their next statuses. So only who has had
+    # a role for as long judges others by it.
+    is_idle = member.idle_ms >= CLAIM_GRACE_MS and view.steady_ms >= CLAIM_GRACE_MS
+    return member.alive and member.eligible and not is_idle
 
 
 def _under_leader(view: GroupView) -> Decision:

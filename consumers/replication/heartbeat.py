@@ -26,6 +26,7 @@ from headrace.consumers.replication.failure_detector import (
     FailureDetector,
     StatusTime,
 )
+from headrace.consumers.replication.process_runs import OwnRun
 from headrace.consumers.replication.sent_statuses import REPEAT_S, SentStatuses
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, SchemaUnknown, format_headers
@@ -176,7 +177,7 @@ class Heartbeat:
 
     `send_turn` and `receive_turn` are one step of each; the threads only call them again and again. `presence` is
     set by a node that also reports itself, whichever groups it has. `on_elder` gets the address of another process
-    of this node, before which this one must give way.
+    of this node, before which this one must end.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Heartbeat:
         self._topic = topic
         self._statuses = statuses
         self._clock = clock
+        self._own_run = OwnRun(node, incarnation)
         self._sent = SentStatuses()
         self._appender: Appender | None = None
         self._reader: StatusReader | None = None
@@ -257,7 +259,8 @@ class Heartbeat:
             return False
         # Computed at each call, not by a thread: in a process that resumes after SIGSTOP an HTTP thread may
         # run first.
-        return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
+        now_ns = self._clock.boot_ns()
+        return now_ns - self._read_back_ns >= OFFLINE_MS * 1_000_000 or self._own_run.is_silent(now_ns // 1_000_000)
 
     @property
     def silence_ms(self) -> int:
@@ -299,6 +302,8 @@ class Heartbeat:
         """
         # Cleared before the statuses are taken: a change in between is sent in the next round, never lost.
         self._changed.clear()
+        if self._own_run.is_silent(self._clock.boot_ns() // 1_000_000):
+            return 0.0
         try:
             if self._appender is None:
                 self._appender = self._log.appender()
@@ -357,7 +362,9 @@ class Heartbeat:
                 self._reader = StatusReader(self._log, self._topic, clock=self._clock)
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
-            if elder := self.detector.runs.elder(self.node, self.incarnation):
+            if self._own_run.look(self.detector.runs, self._clock.boot_ns() // 1_000_000):
+                self.send_now()
+            if elder := self._own_run.elder:
                 self.on_elder(elder.http)
             self._warn_of_unread()
         except HeadraceError as error:

@@ -12,15 +12,25 @@ from headrace.consumers.query.parameters import TIMESTAMP_MEMBER
 from headrace.consumers.serve.query_service import BODY_BYTES_MAX
 from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge
 
+BATCHES_MAX = 100
+"""Batches of one binding, of which one has a row: a client may send empty ones for ever."""
 
-def bound_parameters(batches: Iterable[pa.RecordBatch]) -> bytes:
+
+def bound_parameters(batches: Iterable[pa.RecordBatch | None]) -> bytes:
     """The JSON of the parameters in the only row of some batches. Raises RequestInvalid, RequestTooLarge.
 
     Columns that have numbers or nothing as names are the values of each `?` in their order. Other names are those that
     the SQL writes as `$name`.
     """
     row: pa.RecordBatch | None = None
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number >= BATCHES_MAX:
+            raise RequestInvalid(f"more than {BATCHES_MAX} batches of parameters", action="send one row in one batch")
+        # A message may have metadata alone.
+        if batch is None:
+            continue
+        if batch.nbytes > BODY_BYTES_MAX:
+            raise _too_large()
         if batch.num_rows > 1 or (row is not None and batch.num_rows):
             raise RequestInvalid("more than one row of parameters", action="run the query once for each row")
         row = batch if batch.num_rows else row
@@ -35,8 +45,12 @@ def bound_parameters(batches: Iterable[pa.RecordBatch]) -> bytes:
         raise RequestInvalid("a parameter is not UTF-8", action="send a text, or none") from error
     text = json.dumps(values).encode()
     if len(text) > BODY_BYTES_MAX:
-        raise RequestTooLarge(f"the parameters are larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")
+        raise _too_large()
     return text
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"the parameters are larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")
 
 
 def _value(name: str, column: pa.Array) -> Any:

@@ -16,6 +16,8 @@ from headrace.consumers.query.result_stream import ResultStream
 
 FLIGHT_CALLS_MAX = 256
 """Open calls of one node. Each holds a thread of gRPC, also while it waits for a slow client."""
+FLIGHT_BINDINGS_MAX = FLIGHT_CALLS_MAX // 2
+"""Open calls up to which one more may send parameters. Nothing bounds the time of such a call but its client."""
 WATCH_INTERVAL_S = 0.25
 _log = structlog.get_logger(__name__)
 
@@ -102,13 +104,17 @@ class OpenCalls:
         """Begin to watch."""
         self._watch.start()
 
-    def open(self, context: CallContext) -> OpenCall:
-        """A new call; its caller closes it. Raises TooManyQueries, and QueryCancelled once the node stops."""
+    def open(self, context: CallContext, calls_max: int | None = None) -> OpenCall:
+        """A new call, beside less than `calls_max` others; its caller closes it.
+
+        Raises TooManyQueries, and QueryCancelled once the node stops.
+        """
+        calls_max = self._calls_max if calls_max is None else min(calls_max, self._calls_max)
         with self._changed:
             if self._stopping is not None:
                 raise self._stopping
-            if len(self._open) >= self._calls_max:
-                raise TooManyQueries.because(f"{self._calls_max} calls of Arrow Flight are open already")
+            if len(self._open) >= calls_max:
+                raise TooManyQueries.because(f"{calls_max} calls of Arrow Flight are open already")
             made = OpenCall(self, context)
             self._open.add(made)
             return made

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from headrace.consumers.query.query_errors import QueryError, QueryInvalid, is_o
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.serve.bound_parameters import bound_parameters
 from headrace.consumers.serve.connection_cut import cut_connections
-from headrace.consumers.serve.flight_calls import OpenCall, OpenCalls
+from headrace.consumers.serve.flight_calls import FLIGHT_BINDINGS_MAX, OpenCall, OpenCalls
 from headrace.consumers.serve.flight_errors import NotOffered, flight_error, flight_errors
 from headrace.consumers.serve.flight_sql import (
     CLOSE_PREPARED,
@@ -198,10 +199,13 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         if not is_prepared(descriptor.command or b""):
             raise NotOffered("writing")
         with flight_errors():
-            call = self._calls.open(context)
+            call = self._calls.open(context, FLIGHT_BINDINGS_MAX)
             try:
                 parameters = bound_parameters(chunk.data for chunk in reader)
-                writer.write(handle_message(SentQuery(_query(descriptor.command).sql, parameters)))
+                handle = handle_message(SentQuery(_query(descriptor.command).sql, parameters))
+                # The client may have left.
+                with suppress(OSError, pa.ArrowException):
+                    writer.write(handle)
             finally:
                 call.close()
 

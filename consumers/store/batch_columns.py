@@ -24,6 +24,8 @@ _NUMERIC = (pa.float64(), pa.int64())
 
 TEXT_CHUNK_BYTES = 1 << 30
 """Most text of one string array, whose 32-bit offsets end at 2 GiB."""
+KEYS_BYTES_MAX = 16 << 20
+"""Dictionaries that are looked at together, copied and encoded: no query reserves memory for that."""
 
 
 def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt.NDArray[np.int64]]:
@@ -158,7 +160,20 @@ def with_tags(batches: Sequence[pa.RecordBatch], tags: Mapping[str, Sequence[str
 
 
 def _masks_of(dictionaries: Sequence[pa.StringArray], tags: Mapping[str, Sequence[str]]) -> list[Mask]:
-    if len(dictionaries) <= 1 or sum(keys.nbytes for keys in dictionaries) > TEXT_CHUNK_BYTES:
+    masks: list[Mask] = []
+    together: list[pa.StringArray] = []
+    size_bytes = 0
+    for keys in dictionaries:
+        if together and size_bytes + keys.nbytes > KEYS_BYTES_MAX:
+            masks += _masks_together(together, tags)
+            together, size_bytes = [], 0
+        together.append(keys)
+        size_bytes += keys.nbytes
+    return masks + _masks_together(together, tags)
+
+
+def _masks_together(dictionaries: Sequence[pa.StringArray], tags: Mapping[str, Sequence[str]]) -> list[Mask]:
+    if len(dictionaries) <= 1:
         return [series_mask(keys, tags) for keys in dictionaries]
     distinct = pa.concat_arrays(dictionaries).dictionary_encode()
     mask = series_mask(distinct.dictionary, tags)[distinct.indices.to_numpy(zero_copy_only=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -199,11 +200,14 @@ def _started_in(directory: Path) -> LocalCluster:
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption = False) -> None:
     """Stop the nodes and Kafka of a directory; data stays."""
     with run_command(json_output, patient=True) as output:
-        from headrace.cluster_file import held_directory
+        from headrace.cluster_file import ClusterDirectoryUnusable, held_directory
 
         _started_in(directory)
-        # An `up` that has not ended would start what was not there yet to be stopped.
-        with held_directory(directory):
+        with ExitStack() as held:
+            # An `up` that has not ended would start what was not there yet to be stopped. Where none can start, as on a
+            # disk that became read-only, what runs is stopped all the same.
+            with suppress(ClusterDirectoryUnusable):
+                held.enter_context(held_directory(directory))
             local = _started_in(directory)
             running = local.stop(on_progress=output.note)
         named = f"cluster {local.cluster}" if local.file.nodes else "a cluster that had only begun to start"

@@ -124,7 +124,7 @@ def test_a_directory_that_another_process_holds_is_refused(cluster: LocalCluster
 
 
 def test_a_copy_of_a_directory_ends_beside_the_original(cluster: LocalCluster, directory: Path) -> None:
-    """The later process ends and names the address of the first, which continues undisturbed."""
+    """The later process ends and names the address of the first, which continues."""
     cluster.start_node("n1")
     try:
         cluster.wait_ready()

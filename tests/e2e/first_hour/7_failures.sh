@@ -10,7 +10,11 @@ kill -9 "$(of_cluster "nodes['n2']['pid']")"
 step 2 'equal (2 of 3; n2 missing)' headrace verify --timeout 1
 
 # Without Kafka a node answers what it had, to those who allow it; no Python client has to know Kafka for that.
-unready() { [ "$(page /health/ready --output reasons --write-out '%{http_code}')" = 503 ]; }
+unready() {
+    for node in "$address" "$other"; do
+        [ "$(curl --silent --output reasons --write-out '%{http_code}' "http://$node/health/ready")" = 503 ] || return 1
+    done
+}
 kill -9 "$(of_cluster "broker['pid']")"
 wait_until unready
 step 1 'or allow an older answer: --stale 60s' headrace query 'SELECT 1' --node "$address"

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from headrace.consumers.replication.process_runs import ProcessRuns
+from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.process_runs import RIVAL_MS, OwnRun, ProcessRuns
+from headrace.schemas.records import Status
+from tests.unit.statuses import STATUS
 
 GAP_MS = 3_000
 STEP_MS = 500
@@ -61,3 +67,92 @@ def test_runs_that_ended_are_forgotten() -> None:
     """A node that starts again and again keeps no more than the runs of some seconds."""
     runs = runs_of((str(number), number * GAP_MS) for number in range(1_000))
     assert 1 == len(runs._runs)
+
+
+def test_a_process_is_silent_while_one_that_was_there_before_it_goes_on() -> None:
+    """From the first status behind its own one on, until none has come for two intervals; then its numbers begin anew."""
+    own = OwnRun("n1", "b")
+    runs = runs_of([("a", 0), ("b", 100)])
+    own.look(runs, 0)
+    assert not own.is_silent(0), "the other one may have ended"
+    runs.observe("n1", "a", "", 500)
+    own.look(runs, 400)
+    assert [True, True, False] == [own.is_silent(now_ms) for now_ms in (400, 399 + RIVAL_MS, 400 + RIVAL_MS)]
+    own.look(runs, 5_000)
+    assert not own.is_silent(5_000), "nothing new has come"
+    own.look(runs_of([("a", 0), ("b", 100), ("a", 200), ("a", 300)]), 6_000)
+    assert own.is_silent(6_000)
+
+
+class Processes:
+    """Two processes of one node, whose turns and whose clock tests take."""
+
+    def __init__(self) -> None:
+        self.now_ms = 100_000
+        self.log = MemoryLog(clock_ms=lambda: self.now_ms)
+        self.log.create_topic("c.status", {})
+        self.first, self.second = self._process("a"), self._process("b")
+        self.ended: list[str] = []
+        for heartbeat in (self.first, self.second):
+            heartbeat.on_elder = lambda _http, name=heartbeat.incarnation: self.ended.append(name)
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.now_ms / 1_000
+
+    def boot_ns(self) -> int:
+        """See Clock."""
+        return self.now_ms * 1_000_000
+
+    def wall_ns(self) -> int:
+        """See Clock."""
+        return self.boot_ns()
+
+    def _process(self, incarnation: str) -> Heartbeat:
+        def statuses() -> list[Status]:
+            return [replace(STATUS, node="n1", incarnation=incarnation, sent_boot_ns=self.boot_ns())]
+
+        return Heartbeat(self.log, "c.status", "n1", incarnation, statuses, clock=self)
+
+    def turn(self, *heartbeats: Heartbeat) -> None:
+        """An interval in which these send, and all receive."""
+        self.now_ms += HEARTBEAT_INTERVAL_MS
+        for heartbeat in heartbeats:
+            heartbeat.send_turn()
+        for heartbeat in (self.first, self.second):
+            heartbeat.receive_turn()
+
+    @property
+    def sent(self) -> int:
+        """How many statuses there are."""
+        return self.log.describe("c.status").end
+
+
+def test_of_two_processes_the_later_one_is_fenced_silent_and_ends() -> None:
+    """The first one answers at once, and leads on undisturbed, also where it pauses while the other one ends."""
+    both = Processes()
+    both.turn(both.first)
+    both.turn(both.first, both.second)
+    assert both.first.send_due, "an answer to the younger one"
+    assert not both.second.fenced
+    both.turn(both.first, both.second)
+    assert (False, True) == (both.first.fenced, both.second.fenced)
+    sent = both.sent
+    for _ in range(6):
+        both.turn(both.first, both.second)
+    assert (sent + 6, {"b"}) == (both.sent, set(both.ended)), "the other one sends nothing"
+    for _ in range(8):
+        both.turn(both.second)
+    both.turn(both.first, both.second)
+    assert (False, {"b"}) == (both.first.fenced, set(both.ended))
+
+
+def test_a_process_whose_former_self_has_ended_acts_again() -> None:
+    """Its last status came late, behind the first one of the new process."""
+    both = Processes()
+    both.turn(both.first)
+    both.turn(both.second, both.first)
+    assert both.second.fenced
+    for _ in range(3):
+        both.turn(both.second)
+    assert (False, []) == (both.second.fenced, both.ended)

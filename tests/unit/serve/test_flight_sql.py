@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from headrace.consumers.serve import flight_server
+from headrace.consumers.serve.bound_parameters import bound_parameters
 from headrace.consumers.serve.flight_sql import TYPE_PREFIX, CommandUnknown, SentQuery, query_of
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from tests.unit.serve.test_flight import flights, server  # noqa: F401
 
 SQL = "SELECT 'Zürich' AS town, count(*) AS n FROM iot.readings"
@@ -140,8 +144,9 @@ def test_parameters_are_bound_by_place_or_by_name(flights: flight.FlightClient) 
         (pa.table({"0": [1, 2]}), "more than one row"),
         (pa.table({"0": pa.array([b"\xff"]).view(pa.string())}), "not UTF-8"),
         (pa.table({"0": ["x" * 2_000_000]}), "larger than"),
+        (pa.table({"0": ["\n" * 600_000]}), "larger than"),
     ],
-    ids=["type", "rows", "text", "size"],
+    ids=["type", "rows", "text", "size", "escaped"],
 )
 def test_parameters_that_no_query_has_are_refused(
     flights: flight.FlightClient,  # noqa: F811
@@ -152,6 +157,27 @@ def test_parameters_that_no_query_has_are_refused(
     handle = prepared(flights, "SELECT ? AS a")[1]
     with pytest.raises(flight.FlightServerError, match=named):
         bound(flights, handle, row)
+
+
+def test_messages_without_a_row_bind_nothing_and_are_bounded() -> None:
+    """A client may send metadata alone, and batches without rows for ever."""
+    row, empty = pa.record_batch({"0": [7]}), pa.record_batch({"0": pa.array([], pa.int64())})
+    assert b'{"1": 7}' == bound_parameters([None, empty, row, empty])
+    assert b"" == bound_parameters([empty, None])
+    with pytest.raises(RequestInvalid, match="batches of parameters"):
+        bound_parameters(repeat(empty))
+
+
+def test_those_who_bind_leave_room_for_queries(
+    flights: flight.FlightClient,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that binds and sends nothing would hold its call for ever."""
+    handle = prepared(flights, "SELECT ? AS a")[1]
+    monkeypatch.setattr(flight_server, "FLIGHT_BINDINGS_MAX", 0)
+    with pytest.raises(flight.FlightUnavailableError, match="0 calls of Arrow Flight are open"):
+        bound(flights, handle, pa.table({"0": [1]}))
+    assert [{"a": 1}] == read(flights, prepared(flights, "SELECT 1 AS a")[1]).to_pylist()
 
 
 def test_a_statement_whose_parameters_are_not_bound_is_refused(flights: flight.FlightClient) -> None:  # noqa: F811

@@ -46,11 +46,11 @@ def test_each_batch_keeps_the_rows_of_the_tags(batches: list[tuple[list[str], li
     assert expected == [rows.column("time").to_pylist() for rows in found]
 
 
-@pytest.mark.parametrize("text_bytes", [batch_columns.TEXT_CHUNK_BYTES, 1])
+@pytest.mark.parametrize(("keys_bytes", "expected"), [(1 << 20, [7]), (300, [7] * 4), (1, [1] * 100)])
 def test_the_keys_of_many_small_batches_are_looked_at_together(
-    monkeypatch: pytest.MonkeyPatch, text_bytes: int
+    monkeypatch: pytest.MonkeyPatch, keys_bytes: int, expected: list[int]
 ) -> None:
-    """Once for each distinct series, in place of once for each batch, unless their text is too much for one array."""
+    """Once for each distinct series of so many bytes of keys, in place of once for each batch."""
     looked: list[int] = []
     mask_of = batch_columns.series_mask
 
@@ -59,8 +59,8 @@ def test_the_keys_of_many_small_batches_are_looked_at_together(
         return mask_of(keys, tags)
 
     monkeypatch.setattr(batch_columns, "series_mask", counted)
-    monkeypatch.setattr(batch_columns, "TEXT_CHUNK_BYTES", text_bytes)
+    monkeypatch.setattr(batch_columns, "KEYS_BYTES_MAX", keys_bytes)
     keys = [series_key("t", {"host": str(number % 7)}) for number in range(100)]
     found = with_tags([batch_of([key]) for key in keys], {"host": ["3"]})
     assert 14 == sum(map(len, found))
-    assert looked == ([7] if text_bytes > 1 else [1] * 100)
+    assert expected == looked

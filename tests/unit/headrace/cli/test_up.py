@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
-from headrace.cluster_file import ClusterFile, held_directory, write_cluster_file
+from headrace.cluster_file import LOCK_NAME, ClusterFile, held_directory, write_cluster_file
 from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
@@ -88,6 +88,14 @@ def test_one_command_at_a_time_starts_or_stops_a_cluster(tmp_path: Path, command
     error = json.loads(ended.stderr)["error"]
     assert (1, "ClusterBusy", True) == (ended.exit_code, error["type"], error["retriable"])
     assert f"another command starts or stops the cluster in {tmp_path}: pid {os.getpid()}" == error["message"]
+
+
+def test_down_needs_no_disk_that_takes_a_lock(tmp_path: Path) -> None:
+    """One that has become read-only, say: no cluster can start there, and what runs must be stopped."""
+    write_cluster_file(tmp_path, ClusterFile("c", "k:1", [NodeProcess("n1", "127.0.0.1:1", removed=True)], 1))
+    (tmp_path / LOCK_NAME).mkdir()
+    assert 1 == CliRunner().invoke(build_app(["up"]), ["up", "--dir", str(tmp_path)]).exit_code
+    assert 0 == CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path)]).exit_code
 
 
 def test_up_prints_a_command_that_a_shell_takes_and_a_warning_that_names_its_file_once(
