@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,15 +147,21 @@ def test_a_patient_command_keeps_its_patience_when_the_next_one_has_begun(monkey
             """See Thread."""
             late.append(self)
 
-    monkeypatch.setattr(interruption.threading, "Thread", LateThread)
+    named = SimpleNamespace(**{**vars(threading), "Thread": LateThread})
+    monkeypatch.setattr(interruption, "threading", named)
 
     def patient_command() -> None:
         with interruption.prompt_interruption(lambda: None, 130):
             interruption.be_patient()
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        patient_command()
+    # A node that another test has run in this process leaves its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            patient_command()
+    finally:
+        signal.signal(signal.SIGINT, before)
     with interruption.prompt_interruption(lambda: None, 130):
         late[0].run()
     assert ["interruption", "interruption"] == [thread.name for thread in late], "none counts down to the end"
