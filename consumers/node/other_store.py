@@ -1,4 +1,4 @@
-"""Refuses to start a new data directory under the id of a node that runs, and to go on beside a copy of one."""
+"""Refuses to start a new data directory under the id of a node that runs; names a copy of one."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ProcessRuns:
         # Each rule answers a schedule.
         # - The run that began first stays, since a supervisor may start the other one again and again. If the
         #   newest stayed, each of two supervised copies would end the other for ever.
-        # - A run, and not a process: one that was stopped for long and goes on has been replaced meanwhile.
+        # - A run, and not a process: one that was stopped for long and continues has been replaced meanwhile.
         # - Both have sent for `gap_ms` side by side: a node that was killed and started again at once still reads
         #   statuses of its former self behind its own first, those that were on their way.
         own = self._runs.get((node, incarnation))
@@ -64,7 +64,7 @@ class ProcessRuns:
         return next((run for run in earlier if run.newest_ms - own.first_ms >= self.gap_ms), None)
 
     def rival(self, node: str, incarnation: str) -> int:
-        """The number of the newest status of a run that began before this process's, and goes on behind it; 0 for none."""
+        """The number of the newest status of a run that began before this process's, and continues behind it; 0 for none."""
         own = self._runs.get((node, incarnation))
         others = () if own is None else self._others(node, incarnation)
         return max((run.newest for run in others if own and run.first < own.first < run.newest), default=0)

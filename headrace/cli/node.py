@@ -163,7 +163,7 @@ def load_node_settings(flags: Mapping[str, object]) -> Settings:
     loaded = load_settings(flags)
     loaded.require("node.id", "--id")
     loaded.require("node.data_dir", "--data-dir")
-    # Now, and not after a wait for Kafka. Whoever was born with another id in an earlier build goes on.
+    # Now, and not after a wait for Kafka. A node of an earlier build that has another id continues.
     for name in () if loaded.node.has_data else (loaded.node.id, *loaded.node.nodes):
         check_node_id(name)
     return loaded

@@ -49,7 +49,7 @@ def test_a_node_that_starts_again_at_once_does_not_give_way_to_its_former_self()
 
 
 def test_a_process_that_was_stopped_for_long_gives_way_to_the_one_in_its_place() -> None:
-    """Its statuses go on with a gap: it begins a new run."""
+    """Its statuses continue behind a gap: it begins a new run."""
     runs = runs_of([*steady("a", 0, 5_000), *steady("b", 20_001, 60_000), *steady("a", 40_000, 60_000)])
     assert ("http://b", "") == (gives_way(runs, "a"), gives_way(runs, "b"))
 
