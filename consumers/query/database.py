@@ -1,4 +1,4 @@
-"""The DuckDB instances that run the queries of a node, and their errors as query errors.
+"""The DuckDB instances that run the queries of a node.
 
 An instance is locked before its first query: it reads no files outside the segment directories, loads no extensions,
 and changes no settings. It runs one query at a time, on the thread that calls it, and is used again.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +24,8 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.query.answer_types import check_types
 from headrace.consumers.query.checked_statements import CheckedStatements
 from headrace.consumers.query.divisions import Divisions
-from headrace.consumers.query.query_errors import (
-    FunctionRefused,
-    QueryCancelled,
-    QueryError,
-    QueryInvalid,
-    QueryMemory,
-    QueryTimeout,
-    SegmentUnreadable,
-)
+from headrace.consumers.query.query_errors import QueryError, QueryInvalid
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.time_errors import time_invalid
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 
 HOME_CATALOG = "memory"
@@ -46,7 +36,7 @@ CATALOG = f"{CATALOG_PREFIX}0"
 PAUSE_FUNCTION = "__headrace_pause"
 PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
-PAUSE_ROWS_JOINED = 8_192
+PAUSE_ROWS_JOINED = 16_384
 """The same in a statement that joins: what it does with each row takes several times as long."""
 IDLE_MAX = 32
 """Instances of 4 MB that wait for queries: to make one takes longer than a short query."""
@@ -60,9 +50,6 @@ SPARE_INTERVAL_S = 60.0
 """Whoever takes an instance wakes the thread that makes them."""
 STREAM_BYTES = 1_000_000
 """What DuckDB computes of a result before it is taken."""
-LINE_LENGTH_MAX = 400
-_CATALOG = re.compile(rf'"?{CATALOG_PREFIX}\d+"?\.')
-_HINT = re.compile(r"^\s*(Did you mean .*|Candidate bindings: .*)$", re.MULTILINE)
 
 
 class Instance:
@@ -140,6 +127,7 @@ class LockedDatabase:
         self._spills_from_mb = spills_from_mb
         self._spare_mb = spare_mb
         self._directories = tuple(Path(directory).resolve() for directory in directories)
+        self._roots = tuple(zip((f"{each}/" for each in directories), self._directories, strict=True))
         self._settings = settings
         self._changed = threading.Condition()
         self._closed = False
@@ -272,6 +260,16 @@ class LockedDatabase:
         if spare is not None:
             spare.close()
 
+    def readable(self, file: Path) -> Path:
+        """A segment by the path under which queries may read it: DuckDB compares paths as text."""
+        # Not by looking at the file: each part of the path would be a call of the kernel, which gives the interpreter's
+        # lock away. A statement over many files waited for it a thousand times.
+        text = str(file)
+        for given, root in self._roots:
+            if text.startswith(given):
+                return file if given == f"{root}/" else root / text.removeprefix(given)
+        return file.resolve()
+
     def names_segment(self, text: str) -> bool:
         """Whether a text names a file that queries may read."""
         # By the whole path: SQL may hold any text that only looks like one.
@@ -322,40 +320,6 @@ def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str,
     except RecursionError:
         return {"error": True, "error_message": "the SQL chains or nests too many operators"}
     return tree
-
-
-def is_broken(error: Exception) -> bool:
-    """True for an error after which a DuckDB instance refuses every further statement."""
-    return isinstance(error, duckdb.FatalException | duckdb.InternalException)
-
-
-def translate(
-    error: Exception, *, names_segment: bool, timed_out: bool, timeout_ms: int, memory_limit_mb: int
-) -> QueryError:
-    """The query error for an error of DuckDB; `names_segment`: its text names a file of this node."""
-    # An error while batches are read arrives through Arrow as an OSError or ArrowException that holds the text
-    # of DuckDB. So the text decides as well as the class.
-    text = str(error)
-    if isinstance(error, duckdb.InterruptException) or "INTERRUPT Error" in text:
-        return QueryTimeout.after(timeout_ms) if timed_out else QueryCancelled("the query was cancelled before its end")
-    if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory Error" in text:
-        return QueryMemory.above(memory_limit_mb)
-    # A footer whose bytes have changed gives an error of Thrift: no path, and no class but that of all errors.
-    unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error
-    if unreadable or (names_segment and not isinstance(error, duckdb.PermissionException)):
-        return SegmentUnreadable.because(_line(text))
-    if isinstance(error, duckdb.PermissionException):
-        return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")
-    if (invalid := time_invalid(text)) is not None:
-        return invalid
-    # Neither the message nor the hint may show the catalog, which no user has named.
-    hint = _HINT.search(text)
-    return QueryInvalid(_line(text), action=_CATALOG.sub("", hint[1]).strip() if hint else "")
-
-
-def _line(text: str) -> str:
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "the query failed")
-    return _CATALOG.sub("", first)[:LINE_LENGTH_MAX]
 
 
 def _open(

@@ -298,4 +298,5 @@ def scheduler_limits(settings: QuerySettings) -> SchedulerLimits:
         settings.memory_limit_mb * BYTES_PER_MB,
         memory_sizes(settings.memory_limit_mb, settings.memory_per_query_mb)[-1] * BYTES_PER_MB,
         SMALL_MB * BYTES_PER_MB,
+        short_workers=settings.short_threads,
     )

@@ -24,12 +24,11 @@ from headrace.consumers.query.database import (
     PAUSE_ROWS_JOINED,
     LockedDatabase,
     Pauses,
-    is_broken,
     statement_kinds,
     streamed,
     syntax_tree,
-    translate,
 )
+from headrace.consumers.query.database_errors import is_broken, translate
 from headrace.consumers.query.file_pauses import step_values_max
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
@@ -225,8 +224,7 @@ class Session:
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
-        # Resolved, because DuckDB compares paths as text with the directories that it may read.
-        files = [path.resolve() for scan in scans for path in scan.files]
+        files = [self._database.readable(path) for scan in scans for path in scan.files]
         values = file_values(schema, plan.columns, scans)
         select = partial(view_query, schema, plan.columns, files, live, bounds=plan.bounds)
         if not self._pausing or (times and values * times <= step_values_max(alone=alone)):

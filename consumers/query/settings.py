@@ -16,6 +16,9 @@ class QuerySettings(SettingsModel):
         default=750, ge=16, description="the most of it that one query may have; queries wait while there is none"
     )
     threads: int = Field(default=2, ge=1, description="queries that compute at the same time; the others take turns")
+    short_threads: int = Field(
+        default=1, ge=0, description="threads beside them for queries that have computed next to nothing so far"
+    )
     slice_ms: float = Field(
         default=2.0, ge=0.1, le=86_400_000, description="how long a query computes before another one has its turn"
     )

@@ -24,13 +24,13 @@ from headrace.consumers.scheduling.capacity import Capacity
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, DriverSpec, Step
 from headrace.consumers.scheduling.driver_task import DriverTask, QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.memory_pool import MemoryPool
-from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, MultilevelQueue
+from headrace.consumers.scheduling.multilevel_queue import NS_PER_S
+from headrace.consumers.scheduling.ready_drivers import ReadyDrivers
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_statistics import SchedulerFigures, SchedulerStatistics
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryError, QueryTimeout, QueryUnknown
 from headrace.consumers.scheduling.task_states import ENDED, LIVE, TaskState, Transition
 from headrace.consumers.scheduling.timeout_queue import TimeoutQueue
-from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
 
 _log = structlog.get_logger(__name__)
 
@@ -50,14 +50,12 @@ class DriverScheduler:
         self._defer = defer
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._ready = threading.Condition(self._lock)
+        self._ready = ReadyDrivers(self._lock, limits.unbounded_max)
         self._deadlines = threading.Condition(self._lock)
-        self._queue: MultilevelQueue[DriverTask] = MultilevelQueue()
         self._capacity = Capacity(limits.capacity)
         self._memory = MemoryPool(limits.memory_bytes, limits.memory_per_query_bytes, limits.memory_small_bytes)
         self._timeouts = TimeoutQueue()
         self._queries: dict[str, ScheduledQuery] = {}
-        self._unbounded: UnboundedSlots[DriverTask] = UnboundedSlots(limits.unbounded_max)
         self._closed = False
 
     def submit(self, submission: Submission) -> ScheduledQuery:
@@ -84,8 +82,7 @@ class DriverScheduler:
                 if task.gates:
                     task.state = TaskState.BLOCKED
                 else:
-                    self._queue.offer(task)
-                    self._ready.notify()
+                    self._ready.offer(task)
         return query
 
     def _admit(self, query: ScheduledQuery) -> None:
@@ -113,8 +110,7 @@ class DriverScheduler:
                 return False
             query.extend(tasks)
             for task in tasks:
-                self._queue.offer(task)
-                self._ready.notify()
+                self._ready.offer(task)
         return True
 
     def reserve(self, query_id: str, memory_bytes: int) -> Future[None]:
@@ -166,13 +162,13 @@ class DriverScheduler:
             else:
                 self._defer(partial(self._close_driver, task))
 
-    def take(self, wait_s: float) -> DriverTask | None:
-        """The driver that runs next, RUNNING; None when none is ready within `wait_s`. For workers."""
+    def take(self, wait_s: float, *, short: bool = False) -> DriverTask | None:
+        """The driver that runs next, RUNNING; None when none is ready within `wait_s`. For workers.
+
+        `short`: one whose query has used next to nothing, for a short worker.
+        """
         with self._lock:
-            task = self._poll()
-            if task is None and wait_s > 0 and not self._closed:
-                self._ready.wait(wait_s)
-                task = self._poll()
+            task = self._ready.take(wait_s, short=short)
         if task is None:
             return None
         with task.lock:
@@ -182,12 +178,6 @@ class DriverScheduler:
             with self._lock:
                 self.statistics.ready_seconds += task.spent_s(self._clock_s())
         return task
-
-    def _poll(self) -> DriverTask | None:
-        while (task := self._queue.poll()) is not None:
-            if self._unbounded.take(task):
-                return task
-        return None
 
     def slice_s(self, task: DriverTask) -> float:
         """How long a driver may run before it returns. A query that has used next to nothing is not interrupted."""
@@ -200,12 +190,11 @@ class DriverScheduler:
         It has one while nobody else is ready. To give it back and take it again would come to the same.
         """
         with task.lock, self._lock:
-            if task.state is not TaskState.RUNNING or task.unbounded or len(self._queue):
+            if task.state is not TaskState.RUNNING or not self._ready.renews(task):
                 return None
-            self._queue.charge(task, used_s)
+            self._ready.charge(task, used_s)
             self.statistics.add_steps(steps_s, self.limits.slice_of_s(task.usage.level))
-            self._queue.offer(task)
-            self._queue.poll()
+            self._ready.renew(task)
             return self.slice_s(task)
 
     def give_back(self, task: DriverTask, step: Step, used_s: float, steps_s: Sequence[float] = ()) -> None:
@@ -214,7 +203,7 @@ class DriverScheduler:
         `used_s` is its processor time, `steps_s` the wall time of each of its steps.
         """
         with self._lock:
-            self._queue.charge(task, used_s)
+            self._ready.charge(task, used_s)
             self.statistics.add_steps(steps_s, self.limits.slice_of_s(task.usage.level))
         if isinstance(step, Again):
             has_moved = self._yield(task, step)
@@ -257,11 +246,11 @@ class DriverScheduler:
             ended = {TaskState.FINISHED: self.statistics.finished, TaskState.ABORTED: self.statistics.aborted}
             return SchedulerFigures(
                 tasks | ended,
-                self._capacity.drivers - len(self._queue),
+                self._capacity.drivers - len(self._ready),
                 len(self._queries),
                 len(self._timeouts),
                 self._memory.held_bytes,
-                dict(self._queue.figures()),
+                dict(self._ready.figures()),
             )
 
     def close(self) -> None:
@@ -269,7 +258,7 @@ class DriverScheduler:
         with self._lock:
             self._closed = True
             running = list(self._queries.values())
-            self._ready.notify_all()
+            self._ready.close()
             self._deadlines.notify_all()
         for query in running:
             self.abort(query, QueryCancelled("the node stops", action="ask another node", retriable=True))
@@ -287,9 +276,7 @@ class DriverScheduler:
             task.unbounded = task.unbounded if step.unbounded is None else step.unbounded
             task.spent_s(self._clock_s())
             with self._lock:
-                # Nobody is notified: the worker that gives it back polls next.
-                self._queue.offer(task)
-                self._stop_unbounded(task)
+                self._ready.put_back(task)
         return True
 
     def _block(self, task: DriverTask, step: Blocked) -> bool:
@@ -299,8 +286,8 @@ class DriverScheduler:
             task.block(step.future, step.on)
             task.spent_s(self._clock_s())
             with self._lock:
-                self._queue.remove(task)
-                self._stop_unbounded(task)
+                self._ready.remove(task)
+                self._ready.stop_unbounded(task)
                 # What others of its query hold is not known here.
                 lends = step.keeps_bytes is not None and task.query.open == {task}
                 names = self._memory.lend(task.query.id, step.keeps_bytes or 0) if lends else []
@@ -334,8 +321,7 @@ class DriverScheduler:
                 spent_s = task.spent_s(self._clock_s())
                 if on is not None:
                     self.statistics.blocked_seconds[on] += spent_s
-                (self._queue.wake if task.has_run else self._queue.offer)(task)
-                self._ready.notify()
+                (self._ready.wake if task.has_run else self._ready.offer)(task)
 
     def _finish(self, task: DriverTask) -> bool:
         with task.lock:
@@ -351,22 +337,14 @@ class DriverScheduler:
 
     def _end(self, task: DriverTask) -> None:
         """A task has ended: it leaves the queue and gives its place back."""
-        self._queue.remove(task)
+        self._ready.remove(task)
         self._capacity.end_driver(task.id)
 
     def _close_stopped(self, task: DriverTask) -> None:
         """Close a driver that was aborted while its step ran, now that it has returned."""
         with self._lock:
-            self._stop_unbounded(task)
+            self._ready.stop_unbounded(task)
         self._close_driver(task)
-
-    def _stop_unbounded(self, task: DriverTask) -> None:
-        """A worker is free of a driver; those that were held for the sake of others may be polled again."""
-        for each in self._unbounded.free(task):
-            # Aborted ones have left the queue.
-            if self._queue.is_running(each):
-                self._queue.offer(each)
-                self._ready.notify()
 
     def _close_driver(self, task: DriverTask) -> None:
         """Close the driver of a task that has ended; behind the last one its query holds nothing any more."""
@@ -376,7 +354,7 @@ class DriverScheduler:
             if task.is_closing:
                 return
             task.is_closing = True
-            self._stop_unbounded(task)
+            self._ready.stop_unbounded(task)
         self._guarded(task, task.driver.close)
         with self._lock:
             query.open.remove(task)

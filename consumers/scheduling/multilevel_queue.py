@@ -46,10 +46,11 @@ class Usage:
     `urgent` queries run before all levels.
     """
 
-    __slots__ = ("age", "level", "level_ns", "running", "urgent", "used_ns")
+    __slots__ = ("age", "is_long", "level", "level_ns", "running", "urgent", "used_ns")
 
     def __init__(self, *, urgent: bool = False) -> None:
         self.urgent = urgent
+        self.is_long = False
         self.used_ns = 0
         self.level = 0
         self.level_ns = 0
@@ -59,12 +60,14 @@ class Usage:
     @property
     def short_left_ns(self) -> int:
         """How much of the time is left for which it counts as short."""
-        return 0 if self.level else max(0, SHORT_NS - self.level_ns)
+        return 0 if self.level or self.is_long else max(0, SHORT_NS - self.level_ns)
 
     @property
     def order(self) -> tuple[int, int]:
         """The least goes first in its level: by the time used there, then by age."""
-        return 0 if self.short_left_ns else self.level_ns, self.age
+        # Behind all that are short, also where it is known to take long and has used nothing.
+        least_ns = 0 if self.level else SHORT_NS
+        return 0 if self.short_left_ns else max(self.level_ns, least_ns), self.age
 
 
 class QueuedTask(Protocol):
@@ -169,8 +172,27 @@ class MultilevelQueue(Generic[TaskT]):
     def poll(self) -> TaskT | None:
         """The driver that runs next; None when no driver is ready."""
         level = self._urgent if self._urgent.ready else self._furthest_behind()
-        if level is None:
-            return None
+        return None if level is None else self._polled(level)
+
+    def poll_short(self) -> TaskT | None:
+        """The next driver of a query that has used less than SHORT_S, whatever the shares of levels; None if none is ready."""
+        level = self._level_with_short()
+        return None if level is None else self._polled(level)
+
+    @property
+    def has_short(self) -> bool:
+        """Whether `poll_short` has a driver to give out."""
+        return self._level_with_short() is not None
+
+    def _level_with_short(self) -> _Level[TaskT] | None:
+        for level in (self._urgent, self._levels[0]):
+            usage = _peeked(level)
+            if usage is not None and usage.short_left_ns:
+                return level
+        return None
+
+    def _polled(self, level: _Level[TaskT]) -> TaskT:
+        """The first driver of a level that has one, as running."""
         usage = _first(level)
         task = next(iter(level.ready[usage]))
         self._running.add(task)
@@ -193,6 +215,15 @@ class MultilevelQueue(Generic[TaskT]):
         level = self._level_of(usage)
         if usage in level.ready:
             _rank(level, usage)
+
+    def mark_long(self, task: TaskT) -> None:
+        """A query is known to take long, whatever it has used so far: it counts as short no more."""
+        usage = task.usage
+        if not usage.is_long:
+            usage.is_long = True
+            level = self._level_of(usage)
+            if usage in level.ready:
+                _rank(level, usage)
 
     def remove(self, task: TaskT) -> None:
         """Take out a driver that is ready or running. Nothing happens to one that is neither."""
@@ -328,10 +359,20 @@ def _rank(level: _Level[TaskT], usage: Usage) -> None:
 
 def _first(level: _Level[TaskT]) -> Usage:
     """The query whose turn it is in a level that has one; its entry is gone."""
-    while True:
-        *order, usage = heappop(level.heap)
+    usage = _peeked(level)
+    assert usage is not None
+    heappop(level.heap)
+    return usage
+
+
+def _peeked(level: _Level[TaskT]) -> Usage | None:
+    """The query whose turn it is in a level; entries before its own are gone."""
+    while level.heap:
+        *order, usage = level.heap[0]
         if usage in level.ready and tuple(order) == usage.order:
             return usage
+        heappop(level.heap)
+    return None
 
 
 def _minimum(level: _Level[TaskT]) -> int:

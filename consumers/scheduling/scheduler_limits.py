@@ -15,7 +15,7 @@ waits three times for the interpreter's lock: a sort and a join took a tenth lon
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What the queries of one node may use. `memory_small_bytes`: see MemoryPool."""
+    """What the queries of one node may use. `memory_small_bytes`: see MemoryPool; `short_workers`: see ReadyDrivers."""
 
     workers: int = 2
     slice_s: float = 0.002
@@ -24,6 +24,7 @@ class SchedulerLimits:
     memory_per_query_bytes: int = 1_000_000_000
     memory_small_bytes: int = 0
     timeout_s_max: float = TIMEOUT_S_MAX
+    short_workers: int = 0
 
     @property
     def unbounded_max(self) -> int:

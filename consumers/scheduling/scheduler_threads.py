@@ -48,15 +48,15 @@ class SchedulerThreads:
         self._changed = threading.Condition()
         self._wakers = ThreadPoolExecutor(WAKE_THREADS, thread_name_prefix="query-wake")
         self._threads = WorkThreads()
-        self._workers = set(range(limits.workers))
-        for number in range(limits.workers):
+        self._workers = set(range(limits.workers + limits.short_workers))
+        for number in sorted(self._workers):
             self._begin_worker(number)
         self._sentinel = threading.Thread(target=self._watch, name="query-sentinel", daemon=True)
         self._sentinel.start()
 
     @property
     def workers(self) -> int:
-        """Workers that have not ended."""
+        """Workers that have not ended, short ones among them."""
         with self._changed:
             return len(self._workers)
 
@@ -93,10 +93,10 @@ class SchedulerThreads:
             while left:
                 self._give_back(left.pop())
             while not self._closing.is_set():
-                task = self.scheduler.take(IDLE_WAIT_S)
+                task = self.scheduler.take(IDLE_WAIT_S, short=self._is_short(number))
                 if task is not None and not self._run(number, task, priority):
                     return
-                if priority.level:
+                if priority.is_low:
                     # It cannot be raised again, and the next query may be a short one.
                     self._begin_worker(number)
                     return
@@ -107,6 +107,10 @@ class SchedulerThreads:
         with self._changed:
             self._workers.remove(number)
             self._changed.notify_all()
+
+    def _is_short(self, number: int) -> bool:
+        """Whether a worker is a short one, see ReadyDrivers."""
+        return number >= self.scheduler.limits.workers
 
     def _give_back(self, ended: _EndedStep) -> None:
         with self._serving(ended.task):
@@ -123,7 +127,8 @@ class SchedulerThreads:
 
     def _run(self, number: int, task: DriverTask, priority: ThreadPriority) -> bool:
         """One slice of a driver; whether this thread is a worker still."""
-        slices = _Slices(self.scheduler, task, priority, partial(self._begin_worker, number), self._clock_s)
+        begin_worker, renews = partial(self._begin_worker, number), not self._is_short(number)
+        slices = _Slices(self.scheduler, task, priority, begin_worker, self._clock_s, renews=renews)
         with self._serving(task):
             step = self._slice(slices)
             if not slices.handed_over:
@@ -192,7 +197,10 @@ class _Slices:
         priority: ThreadPriority,
         begin_worker: Callable[[_EndedStep], None],
         clock_s: Callable[[], float],
+        *,
+        renews: bool,
     ) -> None:
+        """`renews`: whether the driver may have more than one."""
         self.task = task
         self.priority = priority
         self.used_s = 0.0
@@ -202,6 +210,7 @@ class _Slices:
         self._scheduler = scheduler
         self._begin_worker = begin_worker
         self._clock_s = clock_s
+        self._renews = renews
         self._began_s = self._step_began_s = clock_s()
         self._steps_s: list[float] = []
 
@@ -226,6 +235,8 @@ class _Slices:
 
     def next_slice_s(self, cpu_s: float) -> float | None:
         """See Worker."""
+        if not self._renews:
+            return None
         now_s = self._clock_s()
         slice_s = self._scheduler.renew(self.task, cpu_s, [*self._steps_s, now_s - self._step_began_s])
         if slice_s is not None:

@@ -25,8 +25,6 @@ from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
 
 YIELD_INTERVAL_S = 0.001
 """How long work computes until its next pause also lets threads that are ready have its processor."""
-UNBOUNDED_LEVEL = 1
-"""Work that cannot stop has the priority of this level at most."""
 
 
 class Turn:
@@ -97,7 +95,7 @@ class Turn:
         if not self._unbounded:
             self._unbounded, self._bounded_at_pause = True, False
             # What cannot stop lets others pass in another way.
-            self._priority.lower_to(UNBOUNDED_LEVEL)
+            self._priority.lower()
             self._give_back(Again(self.used_s(), unbounded=True))
 
     def _end_step(self, step: Step) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from headrace.connectors.processor import lower_priority
-from headrace.consumers.scheduling.multilevel_queue import level_of
 
 IDLE_MAX = 16
 """Threads that wait for work."""
-NICE_STEP = 5
-"""What each level adds to the nice value of a thread. A thread with 5 more gets a third of the time of another one."""
-LEVELS_MAX = 2
-"""Beyond these levels no more is added: a thread holds the interpreter's lock now and then, and must come to its end."""
+NICE_LONG = 10
+"""What is added to the nice value of a thread whose work takes long: it gets a tenth of the time of another one.
+
+It is not the most that there is: a thread holds the interpreter's lock now and then, and must come to its end.
+"""
+LONG_FROM_S = 0.03
+"""The processor time from which on work takes long. To start another thread in the place of its own takes far less."""
 _IDLE_NAME = "query-work"
 
 
@@ -28,19 +30,19 @@ class ThreadPriority:
 
     def __init__(self, lower: Callable[[int], None] | None = None) -> None:
         """`lower` adds to the nice value of the calling thread."""
-        self.level = 0
+        self.is_low = False
         self._lower = lower or lower_priority
 
-    def lower_to(self, level: int) -> None:
-        """Be a thread of this level. Nothing happens if it is already, or above it."""
-        level = min(level, LEVELS_MAX)
-        if level > self.level:
-            self._lower(NICE_STEP * (level - self.level))
-            self.level = level
+    def lower(self) -> None:
+        """Have the priority of work that takes long from now on."""
+        if not self.is_low:
+            self._lower(NICE_LONG)
+            self.is_low = True
 
     def used(self, cpu_s: float) -> None:
         """Its work has used so much processor time."""
-        self.lower_to(level_of(cpu_s))
+        if cpu_s >= LONG_FROM_S:
+            self.lower()
 
 
 class WorkThreads:
@@ -72,7 +74,7 @@ class WorkThreads:
     def keeps(self, thread: _WorkThread) -> bool:
         """Whether a thread that has done its work waits for more."""
         with self._lock:
-            if self._closed or thread.priority.level or len(self._idle) >= self._idle_max:
+            if self._closed or thread.priority.is_low or len(self._idle) >= self._idle_max:
                 return False
             self._idle.append(thread)
             return True

@@ -178,7 +178,7 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
     )
     names = (
         *("queries_max", "queries_per_user_max", "queue_max", "memory_limit_mb", "memory_per_query_mb"),
-        *("threads", "slice_ms", "timeout_ms", "spill_mb_max"),
+        *("threads", "short_threads", "slice_ms", "timeout_ms", "spill_mb_max"),
         *("scans_max", "remote_mb_max"),
     )
     known = {name: float(getattr(limits, name)) for name in names} | {"flight_calls_max": float(FLIGHT_CALLS_MAX)}

@@ -12,6 +12,7 @@ within minutes, and would be taken for an effect of the load.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import shutil
 import signal
@@ -210,6 +211,7 @@ def _become_fifo(local: LocalCluster) -> None:
     local.stop()
     local.environment |= {
         "HEADRACE__QUERY__SLICE_MS": str(FIFO_SLICE_MS),
+        "HEADRACE__QUERY__SHORT_THREADS": "0",
         "HEADRACE__QUERY__QUERIES_MAX": str(10 * SHORTS_AT_ONCE),
         "HEADRACE__QUERY__QUERIES_PER_USER_MAX": str(10 * SHORTS_AT_ONCE),
     }
@@ -296,6 +298,9 @@ def _client_begins(stopping: Any) -> None:
 def _ask_first(url: str) -> None:
     """The first question of a process loads modules, for which nine of them would need both processors for a second."""
     _ask(url, "SELECT 1")
+    # A collection of all modules takes 50 ms, for which short queries would wait in their own process.
+    gc.collect()
+    gc.freeze()
     # Long enough that each process takes one.
     time.sleep(CLIENT_START_S)
 

@@ -37,9 +37,9 @@ ReplicationOption = Annotated[
 LogOption = Annotated[
     str | None, typer.Option("--log", metavar="kafka|local", help="Where its log is; local = in the data directory.")
 ]
-SWITCH_INTERVAL_S = 0.001
+SWITCH_INTERVAL_S = 0.0003
 """How long a thread keeps the interpreter while others want it. With Python's 5 ms every step of a short query waits
-that long for each thread that plans another one.
+that long for each thread that plans another one, and a join at each of its pauses for a short query.
 """
 node = typer.Typer(help="One node of a cluster.", no_args_is_help=True)
 

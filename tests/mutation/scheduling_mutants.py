@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-QUEUE, TASKS, SCHEDULER = (f"scheduling/{name}.py" for name in ("multilevel_queue", "task_states", "driver_scheduler"))
+QUEUE, TASKS, SCHEDULER, READY = (
+    f"scheduling/{name}.py" for name in ("multilevel_queue", "task_states", "driver_scheduler", "ready_drivers")
+)
 THREADS = "scheduling/scheduler_threads.py"
 ORDER, STATES, STEPS, LIMITS = (
     ("test_multilevel_queue.py",),
@@ -13,6 +15,7 @@ ORDER, STATES, STEPS, LIMITS = (
     ("test_limits.py",),
 )
 WORKERS = ("test_scheduler_threads.py",)
+SHORT = ("test_short_workers.py",)
 MEMORY = ("test_limits.py", "test_memory_pool.py")
 
 SCHEDULING = (
@@ -103,14 +106,14 @@ SCHEDULING = (
     Mutant(
         "older_query_after_the_younger",
         QUEUE,
-        "self.level_ns, self.age\n",
-        "self.level_ns, -self.age\n",
+        "max(self.level_ns, least_ns), self.age\n",
+        "max(self.level_ns, least_ns), -self.age\n",
         ORDER,
     ),
     Mutant(
         "short_queries_overtake_each_other",
         QUEUE,
-        "        return 0 if self.short_left_ns else self.level_ns, self.age\n",
+        "        return 0 if self.short_left_ns else max(self.level_ns, least_ns), self.age\n",
         "        return self.level_ns, self.age\n",
         ORDER,
     ),
@@ -186,15 +189,64 @@ SCHEDULING = (
     ),
     Mutant(
         "drivers_that_are_alone_run_for_ever",
-        SCHEDULER,
-        "task.unbounded or len(self._queue):",
-        "task.unbounded:",
+        READY,
+        "return not task.unbounded and not len(self._queue)\n",
+        "return not task.unbounded\n",
         ("test_renewed_slices.py",),
+    ),
+    Mutant(
+        "short_workers_renew_slices",
+        THREADS,
+        "        if not self._renews:\n",
+        "        if False:\n",
+        SHORT,
+    ),
+    Mutant(
+        "short_workers_are_not_called",
+        READY,
+        "        if not self._waiting and self._queue.has_short:\n            self._short_changed.notify()\n\n    def _wait(",
+        "\n    def _wait(",
+        SHORT,
+    ),
+    Mutant(
+        "one_worker_is_called_for_all_that_come_at_once",
+        READY,
+        "        if not short and not self._waiting and self._queue.has_short:\n",
+        "        if False:\n",
+        SHORT,
+    ),
+    Mutant(
+        "nobody_is_called_for_what_a_short_worker_puts_back",
+        READY,
+        "            self._changed.notify()\n        self._short_changed.wait(",
+        "            pass\n        self._short_changed.wait(",
+        SHORT,
+    ),
+    Mutant(
+        "short_workers_do_what_cannot_stop",
+        READY,
+        "            self._queue.mark_long(task)\n",
+        "            pass\n",
+        SHORT,
+    ),
+    Mutant(
+        "a_long_query_that_has_used_nothing_goes_before_short_ones",
+        QUEUE,
+        "        least_ns = 0 if self.level else SHORT_NS\n",
+        "        least_ns = 0\n",
+        ("test_multilevel_queue.py",),
+    ),
+    Mutant(
+        "a_long_query_loses_its_place",
+        QUEUE,
+        "            if usage in level.ready:\n                _rank(level, usage)\n\n    def remove(",
+        "\n    def remove(",
+        ("test_multilevel_queue.py",),
     ),
     Mutant(
         "renewed_slices_are_free",
         SCHEDULER,
-        "                return None\n            self._queue.charge(task, used_s)\n",
+        "                return None\n            self._ready.charge(task, used_s)\n",
         "                return None\n",
         ("test_renewed_slices.py",),
     ),
@@ -256,14 +308,14 @@ SCHEDULING = (
     ),
     Mutant(
         "held_drivers_are_forgotten",
-        SCHEDULER,
+        READY,
         "            if self._queue.is_running(each):\n",
         "            if False:\n",
         STEPS,
     ),
     Mutant(
         "aborted_drivers_come_back",
-        SCHEDULER,
+        READY,
         "            if self._queue.is_running(each):\n",
         "            if True:\n",
         STEPS,
@@ -383,7 +435,7 @@ SCHEDULING = (
     Mutant(
         "threads_of_lower_priority_stay_workers",
         THREADS,
-        "                if priority.level:\n",
+        "                if priority.is_low:\n",
         "                if False:\n",
         ("test_threaded_driver.py",),
     ),

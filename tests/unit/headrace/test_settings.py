@@ -68,6 +68,7 @@ DEFAULTS = {
     "query.queries_max": 64,
     "query.queries_per_user_max": 64,
     "query.queue_max": 1_000,
+    "query.short_threads": 1,
     "query.slice_ms": 2.0,
     "query.memory_per_query_mb": 750,
     "query.scans_max": 16,

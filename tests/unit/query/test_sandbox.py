@@ -161,3 +161,17 @@ def test_hostile_queries_release_their_permits(engine: QueryEngine) -> None:
         with contextlib.suppress(QueryError):
             engine.query(sql).close()
     assert 0 == engine.statistics.running
+
+
+def test_segments_have_the_path_that_queries_may_read(tmp_path: Path) -> None:
+    """Also where the data directory is a link, without a look at each file; others are resolved one by one."""
+    (tmp_path / "real" / "day").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    real = (tmp_path / "real").resolve()
+    database = LockedDatabase([tmp_path / "link", real / "day"], QuerySettings())
+    # No such file is there, so nobody has asked the kernel for it.
+    assert real / "day" / "a.parquet" == database.readable(tmp_path / "link" / "day" / "a.parquet")
+    segment = real / "day" / "b.parquet"
+    assert segment is database.readable(segment)
+    assert real / "c.parquet" == database.readable(tmp_path / "other" / ".." / "real" / "c.parquet")
+    database.close()

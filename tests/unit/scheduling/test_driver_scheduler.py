@@ -170,18 +170,17 @@ def test_the_state_is_checked_again_under_the_lock() -> None:
     """A driver that was aborted between the poll and the lock of its task does not start."""
     bench = Bench()
     query = bench.submit(ScriptedDriver(), ScriptedDriver())
-    polled = bench.scheduler._poll
-    assert polled is not None
+    taken = bench.scheduler._ready.take
 
-    def poll_and_abort() -> Any:
-        task = polled()
+    def take_and_abort(wait_s: float, *, short: bool) -> Any:
+        task = taken(wait_s, short=short)
         # As another thread would, between the two locks.
         bench.scheduler._lock.release()
         bench.scheduler.kill(query.id)
         bench.scheduler._lock.acquire()
         return task
 
-    bench.scheduler._poll = poll_and_abort  # type: ignore[method-assign]
+    bench.scheduler._ready.take = take_and_abort  # type: ignore[method-assign]
     assert bench.scheduler.take(0) is None
     bench.settle()
     assert query.wait(0)
@@ -376,7 +375,7 @@ def test_drivers_that_cannot_stop_leave_a_worker_to_others() -> None:
     sorts = [bench.submit(DriverSpec(ScriptedDriver(again(1)), unbounded=True)) for _ in range(4)]
     scan = bench.submit(ScriptedDriver(again(1)))
     taken = [bench.scheduler.take(0) for _ in range(4)]
-    assert [sorts[0].tasks[0], sorts[1].tasks[0], scan.tasks[0], None] == taken
+    assert [scan.tasks[0], sorts[0].tasks[0], sorts[1].tasks[0], None] == taken
     assert {READY: 2, RUNNING: 3} == {state: bench.scheduler.figures().tasks[state] for state in (READY, RUNNING)}
     bench.scheduler.kill(sorts[2].id)
     for task in taken[:3]:

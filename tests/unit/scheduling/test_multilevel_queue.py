@@ -437,7 +437,7 @@ def test_thresholds_ascend_from_zero(thresholds_s: tuple[int, ...]) -> None:
         MultilevelQueue[Task]().charge(Task(), -0.1)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 11), st.floats(0, 40)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 11), st.floats(0, 40)), max_size=60))
 def test_no_driver_is_lost_or_given_out_twice(steps: list[tuple[int, int, float]]) -> None:
     """Whatever happens to twelve drivers of four queries, each is ready, running or away, and figures agree."""
     queue = MultilevelQueue[Task]()
@@ -464,8 +464,43 @@ def test_no_driver_is_lost_or_given_out_twice(steps: list[tuple[int, int, float]
             running.discard(task)
         elif kind == 4 and task in running:
             queue.charge(task, seconds)
+        elif kind == 5 and (polled := queue.poll_short()) is not None:
+            assert polled in ready
+            assert polled.usage.short_left_ns
+            ready.remove(polled)
+            running.add(polled)
+        elif kind == 6:
+            queue.mark_long(task)
+        assert any(each.usage.short_left_ns for each in ready) == queue.has_short
         assert len(ready) == len(queue) == sum(figures.ready for figures in queue.figures().values())
         assert {each: each in running for each in tasks} == {each: queue.is_running(each) for each in tasks}
         for level in queue._levels:
             assert level.present == {each.usage for each in ready | running if queue._level_of(each.usage) is level}
     assert ready == {queue.poll() for _ in range(len(queue))}
+
+
+def test_short_queries_are_those_that_have_used_next_to_nothing() -> None:
+    """In the order in which they came, urgent ones first, and whatever the shares of the levels are."""
+    queue = MultilevelQueue[Task]()
+    used, first, second, urgent = Task("used"), Task("first"), Task("second"), Task("urgent", Usage(urgent=True))
+    for task in (used, first, second, urgent):
+        queue.offer(task)
+    assert [urgent, used] == [queue.poll_short(), queue.poll_short()]
+    queue.charge(used, SHORT_S)
+    queue.offer(used)
+    assert [first, second] == [queue.poll_short(), queue.poll_short()]
+    assert (None, False, 1) == (queue.poll_short(), queue.has_short, len(queue))
+    assert used is queue.poll()
+
+
+def test_a_query_that_is_known_to_take_long_is_not_short() -> None:
+    """From then on, though it has used nothing, and though others of its drivers are ready."""
+    queue, usage = MultilevelQueue[Task](), Usage()
+    long, part, short = Task("long", usage), Task("part", usage), Task("short")
+    for task in (long, part, short):
+        queue.offer(task)
+    assert long is queue.poll()
+    queue.mark_long(long)
+    assert (short, None) == (queue.poll_short(), queue.poll_short())
+    queue.offer(long)
+    assert {long, part} == {queue.poll(), queue.poll()}

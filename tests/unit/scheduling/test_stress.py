@@ -29,6 +29,7 @@ LIMITS = SchedulerLimits(
     capacity=CapacityLimits(drivers_max=100, queries_max=40, queries_per_user_max=15, drivers_per_query_max=6),
     memory_bytes=100,
     memory_per_query_bytes=60,
+    short_workers=1,
 )
 END_S = 120.0
 
@@ -189,7 +190,7 @@ def check_crowd(operations: int) -> dict[str, Any]:
         # Every way to an end was taken.
         assert {"QueryTimeout", "QueryCancelled", "QueryFailed"} <= statistics.aborts.keys()
         assert any(query.error is None for query in crowd.queries)
-        assert LIMITS.workers == crowd.threads.workers
+        assert LIMITS.workers + LIMITS.short_workers == crowd.threads.workers
         return {**crowd.done, "queries": len(crowd.queries), "tasks": dict(figures.tasks), **statistics.aborts}
     finally:
         crowd.threads.close()

@@ -12,14 +12,8 @@ import pytest
 
 from headrace.connectors.processor import lower_priority
 from headrace.consumers.scheduling.driver import Again, Done
-from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
-from headrace.consumers.scheduling.work_threads import (
-    LEVELS_MAX,
-    NICE_STEP,
-    ThreadPriority,
-    WorkThreads,
-)
+from headrace.consumers.scheduling.work_threads import LONG_FROM_S, NICE_LONG, ThreadPriority, WorkThreads
 from tests.unit.scheduling.parts import Steps, VirtualClock
 from tests.waiting import eventually
 
@@ -75,14 +69,16 @@ def test_few_threads_wait() -> None:
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_priority_follows_the_levels_of_the_queue() -> None:
-    """It is lowered once at each threshold, as far as LEVELS_MAX, and never raised."""
+def test_priority_is_lowered_once() -> None:
+    """When work has used more than a short query does, and never again."""
     added = list[int]()
     priority = ThreadPriority(added.append)
-    for used_s in (0.0, 0.9, *(float(threshold) for threshold in THRESHOLDS_S[1:]), 5.0, 10_000.0):
+    for used_s in (0.0, 0.99 * LONG_FROM_S):
         priority.used(used_s)
-    assert [NICE_STEP] * LEVELS_MAX == added
-    assert LEVELS_MAX == priority.level
+    assert ([], False) == (added, priority.is_low)
+    for used_s in (LONG_FROM_S, 5.0, 0.0, 10_000.0):
+        priority.used(used_s)
+    assert ([NICE_LONG], True) == (added, priority.is_low)
 
 
 def test_a_thread_of_lower_priority_is_not_used_again() -> None:
@@ -112,22 +108,24 @@ def test_only_the_thread_itself_is_lowered() -> None:
     assert before == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_work_that_takes_long_has_lower_priority() -> None:
-    """A driver lowers its thread when it comes into a level, and before steps that cannot stop."""
+@pytest.mark.parametrize("unbounded", [False, True])
+def test_work_that_takes_long_has_lower_priority(unbounded: bool) -> None:
+    """A driver lowers its thread when it has used much, or before steps that cannot stop."""
     added = list[int]()
     clock, cpu = VirtualClock(), VirtualClock(0.0)
 
     def work(turn: Turn) -> None:
-        cpu.now_s += 0.5
-        turn.set_unbounded()
-        assert [NICE_STEP] == added
+        if unbounded:
+            turn.set_unbounded()
+            assert [NICE_LONG] == added
         cpu.now_s += 10.0
         clock.now_s += 5.0
         turn.pause()
+        assert [NICE_LONG] == added
 
     driver = Steps(ThreadedDriver(work, lambda: None, clock, cpu), lower=added.append)
-    assert Again(0.5, unbounded=True) == driver.step(1.0)
+    if unbounded:
+        assert Again(0.0, unbounded=True) == driver.step(1.0)
     assert Again(10.0) == driver.step(1.0)
     assert Done(0.0) == driver.step(1.0)
-    assert [NICE_STEP, NICE_STEP] == added
     driver.close()
