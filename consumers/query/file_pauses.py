@@ -25,8 +25,10 @@ takes about 9 ms and a megabyte each.
 """
 PART_PAUSES_MAX = 8
 """The most such pauses."""
-ALONE_VALUES = 32 * 1024 * 1024
-"""Values between two pauses of a query that is alone. A query that comes meanwhile waits about 50 ms once, at most."""
+ALONE_VALUES = 64 * 1024 * 1024
+"""Values between two pauses of a query that is alone. One that comes meanwhile, and is not short, waits about 100 ms
+once, at most.
+"""
 
 
 def step_values_max(*, alone: bool) -> int:

@@ -238,11 +238,11 @@ _CHANGE_METRICS = {
 }
 _RECOVERY_METRICS = {
     "headrace_recovery_files_done": ("files_done", "Files that are here and verified, while a group copies files"),
-    "headrace_recovery_files_total": ("files_total", "Files of the copy"),
+    "headrace_recovery_files": ("files_total", "Files of the copy"),
     "headrace_recovery_bytes_done": ("bytes_done", "Bytes that are here, while a group copies files"),
-    "headrace_recovery_bytes_total": ("bytes_total", "Bytes of the copy"),
+    "headrace_recovery_bytes": ("bytes_total", "Bytes of the copy"),
     "headrace_recovery_offsets_done": ("offsets_done", "Next offset to be read, while a group reads its log"),
-    "headrace_recovery_offsets_total": ("offsets_total", "End of that log"),
+    "headrace_recovery_end_offset": ("offsets_total", "End of that log"),
     "headrace_recovery_seconds_left": ("seconds_left", "Seconds that a recovery still takes at its pace; -1 unknown"),
     "headrace_recovery_still_seconds": ("still_s", "Seconds since a recovery last moved"),
 }

@@ -39,7 +39,7 @@ SCHEMA = TableSchema("db", "t", 1, ("host",), (("v", FieldType.INT64),))
         (STEP_VALUES_MAX, 1, 1, 1, 1),
         (STEP_VALUES_MAX + 1, 2, 1, 1, 1),
         (PART_VALUES + 1, 11, 1, 2, 1),
-        (ALONE_VALUES, FILE_PAUSES_MAX, 1, 4, 1),
+        (ALONE_VALUES, FILE_PAUSES_MAX, 1, ALONE_VALUES // PART_VALUES, 1),
         (3 * ALONE_VALUES, FILE_PAUSES_MAX, 3, PART_PAUSES_MAX, 3),
         (1 << 40, FILE_PAUSES_MAX, FILE_PAUSES_MAX, PART_PAUSES_MAX, PART_PAUSES_MAX),
     ],
