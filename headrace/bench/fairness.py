@@ -298,7 +298,7 @@ def _client_begins(stopping: Any) -> None:
 def _ask_first(url: str) -> None:
     """The first question of a process loads modules, for which nine of them would need both processors for a second."""
     _ask(url, "SELECT 1")
-    # A collection of all modules takes 50 ms, for which short queries would wait in their own process.
+    # A collection of all modules takes 20 to 30 ms and more under load: short queries would wait in their own process.
     gc.collect()
     gc.freeze()
     # Long enough that each process takes one.
