@@ -17,6 +17,7 @@ from headrace._replaced_rows import ReplacedRows
 from headrace._spooled_input import spooled
 from headrace.connectors.formats.file_blocks import STANDARD_INPUT, Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
+from headrace.connectors.formats.time_rules import as_timestamps
 from headrace.producers.declared import DeclaredTags, DeclaredTypes
 from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge
 from headrace.producers.writer import WriterSettings
@@ -166,7 +167,7 @@ class FileWriter:
         rows = rows.drop_columns([LINE_COLUMN])
         tags = [column.name for column in rows.schema if pa.types.is_dictionary(column.type)]
         try:
-            self._writers[table].write(rows, tags)
+            self._writers[table].write(as_timestamps(rows), tags)
             self._replaced.add(table, rows, tags)
             self.progress = replace(self.progress, nan=self.progress.nan + nan_values(rows))
         finally:

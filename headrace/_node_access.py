@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headrace._access import RowWriter
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.formats.time_rules import as_timestamps
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.node_client import NodeClient
 from headrace.producers.acks import QuorumTimeout
@@ -190,7 +191,7 @@ class NodeTableWriter:
                 return
 
     def _sent(self, part: pa.Table, tags: Collection[str]) -> Mapping[str, Any]:
-        parameters, stream = self._parameters(tags), _stream(part)
+        parameters, stream = self._parameters(tags), _stream(as_timestamps(part))
         return repeated(lambda: self._node.write(parameters, stream), len(part))
 
     def _note(self, answer: Mapping[str, Any]) -> None:

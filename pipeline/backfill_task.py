@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headrace.connectors.formats.file_blocks import Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, TAG_TYPE, FormatError
-from headrace.connectors.formats.time_rules import TimeRules
+from headrace.connectors.formats.time_rules import TimeRules, as_timestamps
 from headrace.pipeline.backfill_plan import (
     PROGRESS_BYTES,
     BackfillJob,
@@ -116,7 +116,7 @@ class _FileTask:
                 rows = _with_absent(rows.drop_columns([LINE_COLUMN]), job.absent_tags(self._file))
                 tags = {column.name for column in rows.schema if pa.types.is_dictionary(column.type)}
                 self._points += count_points(rows, {*rows.column_names} - tags - {TIME_COLUMN})
-                yield rows
+                yield as_timestamps(rows)
             self._report(block.bytes_read)
 
     @property

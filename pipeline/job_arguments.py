@@ -23,24 +23,13 @@ from headrace.connectors.formats.interface import (
     OptionsError,
     SchemaPlace,
 )
-from headrace.connectors.formats.mapping import read_mapping
+from headrace.connectors.formats.mapping_file import read_mapping_file
 from headrace.connectors.formats.schema_store import check_place
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TimeResolution
 
 PREFIX = "HEADRACE__INGEST__REGISTRY_"
 """Of the variables with user and password of the registry: those of the settings of `headrace`."""
-_MAPPED = {
-    "--table": "table",
-    "--table-column": "table_column",
-    "--tags": "tags",
-    "--tag": "static_tags",
-    "--time-column": "time_column",
-    "--time-unit": "time_unit",
-    "--time-format": "time_format",
-    "--columns": "columns",
-}
-"""What a mapping has, by the option that has it otherwise."""
 
 
 class JobOptionInvalid(HeadraceError):
@@ -134,16 +123,10 @@ def message_options(
 
 
 def _mapped(file: str, topic: str, given: FormatOptions) -> tuple[str | None, FormatOptions]:
-    plain = FormatOptions()
-    for option, name in _MAPPED.items():
-        if getattr(given, name) != getattr(plain, name):
-            raise JobOptionInvalid(f"{option} and --mapping exclude each other", action=f"the mapping has it as {name}")
     try:
-        found = read_mapping(Path(file).read_text(), topic)
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobOptionInvalid(f"the mapping {file} cannot be read: {error}") from error
+        found = read_mapping_file(Path(file), topic, given)
     except OptionsError as error:
-        raise JobOptionInvalid(f"{file}: {error.message}", action=error.action) from error
+        raise JobOptionInvalid(error.message, action=error.action) from error
     return found.database, found.options
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.formats.interface import TimeRangeError
+from headrace.connectors.formats.time_rules import TimesImplausible
 from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, Route, Schemas, groups_of
@@ -212,6 +213,8 @@ def bound_ns(point: pa.Table) -> int:
     """
     try:
         rows = normal_rows(point, "time", ())
+    except TimesImplausible as error:
+        raise DeleteInvalid(error.message, action="give ISO 8601, or nanoseconds") from error
     except TimeRangeError as error:
         raise DeleteInvalid(
             "start or end is a time that no row can have", action="leave it out for no bound"

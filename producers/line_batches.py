@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import structlog
 
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, FormatOptions
-from headrace.connectors.formats.time_rules import TimeRules
+from headrace.connectors.formats.time_rules import TimeRules, as_timestamps
 from headrace.producers.cluster import Cluster
 from headrace.producers.declared import DeclaredTags, DeclaredTypes
 from headrace.producers.line_requests import (
@@ -130,7 +130,8 @@ class LineBatches:
         """(rows that are queued, the others as rejected lines); `none`: those that would be."""
         if not rows.num_rows:
             return rows, []
-        bare = rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN])
+        # A time that looks like another unit is one that a device has sent: line protocol names the unit.
+        bare = as_timestamps(rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN]))
         tags = [column.name for column in bare.schema if pa.types.is_dictionary(column.type)]
         try:
             self._writer(database, table).write(bare.slice(0, 0) if none else bare, tags)

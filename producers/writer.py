@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.connectors.formats.arrow_tables import normalise
 from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times
-from headrace.connectors.formats.time_rules import check_resolution
+from headrace.connectors.formats.time_rules import check_integers, check_resolution
 from headrace.connectors.log.topics import Topics
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, Schemas, SlotRouting
@@ -254,9 +254,10 @@ class TableWriter:
 def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
     """Any Arrow table as a user table: tags as dictionaries, `time` as int64 ns, fields in table types.
 
-    Raises FormatError, which names the column.
+    Raises FormatError, which names the column; also TimesImplausible, for integers that look like another unit.
     """
     check_arrays(rows)
+    check_integers(rows)
     # Chunks may have dictionaries of their own, in which the same code means different values.
     if any(pa.types.is_dictionary(column.type) and column.num_chunks > 1 for column in rows.columns):
         rows = rows.unify_dictionaries().combine_chunks()

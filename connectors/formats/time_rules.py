@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.connectors.formats.interface import NS_PER_UNIT, FormatError, TimeRangeError
 from headrace.schemas.tables import TIME_COLUMN, TimeResolution
@@ -95,6 +96,33 @@ def looks_like(time_ns: int, ns_per_unit: int = 1) -> str | None:
     given = time_ns // ns_per_unit
     fitting = (name for name, factor in _GUESSED.items() if _FIRST_NS <= given * factor < _END_NS)
     return next(fitting, None)
+
+
+def check_integers(rows: pa.Table) -> None:
+    """Integer times are nanoseconds. Raises TimesImplausible when all of the first ones look like another unit.
+
+    A timestamp has its unit with it, and is not doubted.
+    """
+    place = rows.schema.get_field_index(TIME_COLUMN)
+    if place < 0 or not pa.types.is_integer(rows.schema.field(place).type):
+        return
+    first = rows.column(place).slice(0, FIRST_ROWS)
+    ends = pc.min_max(first).as_py()
+    units = {None if each is None else looks_like(each) for each in ends.values()}
+    unit = units.pop()
+    if units or unit in (None, "ns"):
+        return
+    raise TimesImplausible(
+        f"integer times are nanoseconds, and {ends['min']} looks like {UNIT_NAMES[unit]}",
+        action="give timestamps, which have their unit with them, or nanoseconds",
+    )
+
+
+def as_timestamps(rows: pa.Table) -> pa.Table:
+    """Rows whose times were checked, with their unit: `check_integers` would doubt them once more."""
+    place = rows.schema.get_field_index(TIME_COLUMN)
+    times = rows.column(place).cast(pa.timestamp("ns"))
+    return rows.set_column(place, rows.schema.field(place).with_type(times.type), times)
 
 
 def finer_times(times_ns: Times, resolution: TimeResolution) -> Mask | None:

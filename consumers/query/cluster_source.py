@@ -267,16 +267,17 @@ class ClusterSource:
             check_time(reading.timer)
 
     def beyond(self, reading: Reading) -> Mapping[str, int]:
-        """See TableSource: what no member of a group of other nodes has reached."""
-        fence = reading.fence
+        """See TableSource."""
+        fence, here = reading.fence, self._local.beyond(_here(reading))
         if not isinstance(fence, ClusterFence):
-            return {}
+            return here
         reached = {
             name: max((each.durable_offset for each in self.remote.serving(fence.keys[name].group)), default=offset)
             for name in fence.remote
             if (offset := reading.after.get(name, -1)) >= 0
         }
-        return {name: reading.after[name] for name, offset in reached.items() if offset < reading.after[name]}
+        elsewhere = {name: reading.after[name] for name, offset in reached.items() if offset < reading.after[name]}
+        return {**here, **elsewhere}
 
     def _await_local(self, fence: ClusterFence, reading: Reading) -> None:
         """Wait for what groups here must have accepted, also from each other. Raises NotCaughtUp."""

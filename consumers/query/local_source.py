@@ -270,9 +270,12 @@ class LocalSource:
         return {group_name(GroupKey(header, birth or FIRST_BIRTH)): offset for (header, birth), offset in pairs}
 
     def beyond(self, reading: Reading) -> Mapping[str, int]:
-        """See TableSource. Every group is here."""
-        del reading
-        return {}
+        """See TableSource."""
+        return {
+            group.key: offset
+            for group in self._groups_of(reading.fence)
+            if group.applied.offset < (offset := reading.after.get(group.key, -1))
+        }
 
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """See TableSource."""

@@ -35,11 +35,17 @@ def _wait_for_logs(source: TableSource, reading: Reading, timer: QueryTimer, tur
     # Most have nothing to wait for, and keep their worker.
     if source.wait_for(replace(reading, timer=ShortTimer(timer, NO_WAIT_S))):
         return
-    output.lacking = reading.after
+    output.lacking = _lacking(source, reading)
     with turn.outside(BlockedOn.LOG):
         # In parts: nothing ends such a wait but its time.
         while timer.left_s > 0:
             if source.wait_for(replace(reading, timer=ShortTimer(timer, CANCEL_CHECK_S))):
                 output.lacking = {}
                 return
-    raise NotCaughtUp.to(reading.after)
+            output.lacking = _lacking(source, reading)
+    raise NotCaughtUp.to(output.lacking)
+
+
+def _lacking(source: TableSource, reading: Reading) -> Mapping[str, int]:
+    """The offsets that no group has reached; all of them, where it is something else that is waited for."""
+    return source.beyond(reading) or reading.after

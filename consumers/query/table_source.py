@@ -178,7 +178,7 @@ class TableSource(Protocol):
         ...
 
     def beyond(self, reading: Reading) -> Mapping[str, int]:
-        """The offsets of a reading that groups elsewhere have not reached; never waits."""
+        """The offsets of a reading that groups here, or all members of others, have not reached; never waits."""
         ...
 
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 RAW_FORMATS = ("influx", "json", "csv", "avro", "confluent-avro", "confluent-json", "arrow")
 """The formats of messages in raw topics."""
 
-_MAPPED = {
-    "--table": "table",
-    "--table-column": "table_column",
-    "--tags": "tags",
-    "--tag": "static_tags",
-    "--time-column": "time_column",
-    "--time-unit": "time_unit",
-    "--time-format": "time_format",
-    "--columns": "columns",
-}
-"""What a mapping has, by the option that has it otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
@@ -143,19 +131,11 @@ def _job(settings: Settings, topic: str, database: str, form: str, options: Form
 
 def _mapped_options(file: Path, topic: str, given: FormatOptions) -> tuple[str | None, FormatOptions]:
     """(database, options) of a topic in a mapping; `given` are those of the command. Raises UsageInvalid."""
-    from headrace.connectors.formats.interface import FormatOptions, OptionsError
-    from headrace.connectors.formats.mapping import read_mapping
+    from headrace.connectors.formats.interface import OptionsError
+    from headrace.connectors.formats.mapping_file import read_mapping_file
 
-    plain = FormatOptions()
-    for option, name in _MAPPED.items():
-        if getattr(given, name) != getattr(plain, name):
-            raise UsageInvalid(f"{option} and --mapping exclude each other", action=f"the mapping has it as {name}")
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageInvalid(f"the mapping {file} cannot be read: {error}") from error
-    try:
-        found = read_mapping(text, topic)
+        found = read_mapping_file(file, topic, given)
     except OptionsError as error:
-        raise UsageInvalid(f"{file}: {error.message}", action=error.action) from error
+        raise UsageInvalid(error.message, action=error.action) from error
     return found.database, found.options

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ from headrace import _node_access
 from headrace._node_access import repeated
 from headrace.client import Client, ConnectionAmbiguous
 from headrace.connectors.formats.interface import ColumnTypeError, TimeRangeError
+from headrace.connectors.formats.time_rules import TimesImplausible
 from headrace.connectors.http import NodeRefused, NodeUnreachable
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.server import Server
@@ -101,6 +103,21 @@ def test_tables_are_deleted_from_dropped_and_kept_for_a_time(client: Client, nod
     client.drop_table("plant", "pumps")
     assert Delete("plant", "pumps", {}) == bodies(node)[-1]
     assert node.writes.schemas().is_dropped("plant", "pumps")
+
+
+def test_times_in_another_unit_are_refused_and_a_timestamp_is_not(client: Client, node: FakeNode) -> None:
+    """Seconds as the begin of a delete would be in 1970: every later row would go. A timestamp of that year is one."""
+    writer = client.writer("plant", "pumps", tags=["pump"])
+    early = np.datetime64("1970-01-01T00:00:02", "ns")
+    writer.write(pa.table({"time": pa.array([early]), "pump": ["a"], "flow": [1.5]}))
+    assert [("plant", "pumps", 2 * 10**9, {"flow": 1.5})] == written(node)
+    count = len(bodies(node))
+    with pytest.raises(TimesImplausible, match="looks like milliseconds"):
+        writer.write([{"time": T0_NS // 10**6, "pump": "a", "flow": 1.5}])
+    for bound in ("start", "end"):
+        with pytest.raises(DeleteInvalid, match="looks like seconds"):
+            client.delete("plant", "pumps", {"pump": "a"}, **{bound: T0_NS // 10**9})
+    assert count == len(bodies(node))
 
 
 def test_a_dropped_table_has_no_retention(client: Client, node: FakeNode) -> None:

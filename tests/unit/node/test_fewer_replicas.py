@@ -213,6 +213,17 @@ def test_what_another_node_has_not_applied_is_waited_for(nodes: Nodes) -> None:
     assert "NotCaughtUp" == refused.json()["error"]["kind"]
 
 
+def test_only_offsets_that_were_not_reached_are_named(nodes: Nodes) -> None:
+    """Of two groups here one is there already: to name it, too, would send whoever looks to the wrong one."""
+    reached, behind, *_ = sorted(group.name for group in nodes.running["n1"].groups.values())
+    ends = {name: nodes.log.describe(nodes.topics.forward(name)).end for name in (reached, behind)}
+    after = {nodes.topics.forward(reached): ends[reached] - 1, nodes.topics.forward(behind): ends[behind] + 5}
+    refused = ask(nodes, "n1", "SELECT count(*) FROM plant.pumps", after=after, timeout_ms=1_000).json()["error"]
+    assert "NotCaughtUp" == refused["kind"]
+    assert f"offset {ends[behind] + 5} of group {behind} in the time" in refused["message"]
+    assert f"group {reached}" not in refused["message"]
+
+
 def test_a_group_out_of_sync_is_read_from_another_member(nodes: Nodes) -> None:
     """The node is not ready then, and answers all the same; a group that it does not hold is refused by name."""
     node = nodes.running["n2"]

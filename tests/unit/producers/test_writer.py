@@ -75,7 +75,7 @@ def test_any_rows_arrive_as_they_were(rows: list[tuple[str | None, int, float | 
     table = pa.table(
         {
             "host": pa.array([row[0] for row in rows], pa.string()),
-            "time": pa.array([row[1] for row in rows], pa.int64()),
+            "time": pa.array([row[1] for row in rows], pa.timestamp("ns")),
             "v": pa.array([row[2] for row in rows], pa.float64()),
             "w": pa.array([row[3] for row in rows], pa.string()),
         }

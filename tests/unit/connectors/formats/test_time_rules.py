@@ -12,6 +12,8 @@ from headrace.connectors.formats.time_rules import (
     UNIT_NAMES,
     TimeRules,
     TimesImplausible,
+    as_timestamps,
+    check_integers,
     check_resolution,
     instant,
     looks_like,
@@ -75,6 +77,25 @@ def test_a_whole_file_is_refused_for_its_first_rows_alone() -> None:
     with pytest.raises(TimesImplausible, match="begin at 1969-12-31T23:59:59Z, outside 1980 to 2100"):
         RULES.check_unit(rows(-(10**9)))
     TimeRules("pumps", TimeResolution.US, any_time=True).check_unit(rows(0))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+def test_integers_of_another_unit_are_refused(unit: str, kind: pa.DataType) -> None:
+    """Seconds, milliseconds and microseconds of our years would be rows of 1970, all of them in one slice."""
+    numbers = pa.array([T0 // NS_PER_UNIT[unit], None, T0 // NS_PER_UNIT[unit] + 60], kind)
+    with pytest.raises(TimesImplausible, match=f"looks like {UNIT_NAMES[unit]}"):
+        check_integers(pa.table({"time": numbers}))
+
+
+def test_other_integers_and_timestamps_are_not_doubted() -> None:
+    """Nanoseconds, small numbers, a mixture, no row, no time; and what looks like seconds but has its unit."""
+    for times in ([T0], [0, 1], [T0_S, 0], [T0_S, T0_S * 1_000], [-T0_S], [], [None]):
+        check_integers(pa.table({"time": pa.array(times, pa.int64())}))
+    check_integers(pa.table({"v": [T0_S]}))
+    check_integers(pa.table({"time": pa.array([T0_S, T0_S], pa.timestamp("ns"))}))
+    check_integers(as_timestamps(rows(T0_S)))
+    assert [T0_S] == as_timestamps(rows(T0_S))["time"].cast(pa.int64()).to_pylist()
 
 
 def test_a_writer_names_the_first_finer_row() -> None:
