@@ -27,6 +27,7 @@ from headrace.schemas.sync_records import (
     encode_verdict,
     verdict_key,
 )
+from tests.manual_clock import ManualClock
 from tests.sim.sync_kafka import SimKafka
 from tests.sim.sync_receivers import MemoryView, SimReceiver
 from tests.sim.sync_senders import SimSender
@@ -42,32 +43,13 @@ STEP_S = 0.05
 IDLE_S = 3_700.0
 
 
-class SimClock:
-    """See Clock."""
-
-    def __init__(self) -> None:
-        self.now_s = 1.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-
 class SyncSimulation:
     """See the module. `run` raises AssertionError, which names the seed."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.clock = SimClock()
+        self.clock = ManualClock()
         self.topics = Topics("c")
         self.faults = True
         self.log = MemoryLog()

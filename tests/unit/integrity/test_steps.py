@@ -21,7 +21,8 @@ from headrace.consumers.replication.group_state import GapRecord, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.schemas.errors import HeadraceError
-from tests.unit.recovery.test_steps import TOPIC, FakeNode, ManualClock, Recovery, append_records
+from tests.manual_clock import ManualClock
+from tests.unit.recovery.test_steps import TOPIC, FakeNode, Recovery, append_records
 from tests.unit.statuses import STATUS
 
 

@@ -6,7 +6,7 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.ended_topics import DELETED_AFTER_S, LOOK_INTERVAL_S, EndedTopics
 from headrace.schemas.group_changes import GroupKey
-from tests.unit.membership.test_membership_follower import StepClock
+from tests.manual_clock import ManualClock
 
 TOPICS = Topics("c")
 BIRTH = GroupKey("n3", 2)
@@ -15,7 +15,7 @@ TOPIC = TOPICS.forward("n3", 2)
 
 def test_an_absence_that_lasts_is_final() -> None:
     """A log that does not answer, or knows no topic, shows nothing, and a topic that returns was never gone."""
-    log, clock = MemoryLog(), StepClock()
+    log, clock = MemoryLog(), ManualClock()
     for topic in (TOPIC, TOPICS.membership):
         log.create_topic(topic, {})
     topics = EndedTopics(log, TOPICS, clock)

@@ -16,29 +16,11 @@ from headrace.schemas.framing import FORMAT, format_headers
 from headrace.schemas.membership_records import MetadataClaim
 from headrace.schemas.messages import Leadership
 from headrace.schemas.records import Create, MembershipRecord, encode_membership, format_of_membership
+from tests.manual_clock import ManualClock
 
 TOPIC = Topics("c").membership
 CREATE = Create(("n1", "n2", "n3"), 3, 12)
 CLAIMS = [MetadataClaim(Leadership(epoch, "n1", "a")) for epoch in range(1, 6)]
-
-
-class StepClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
 
 
 class Followed:
@@ -47,7 +29,7 @@ class Followed:
     def __init__(self, history_file: Path | None = None, log: MemoryLog | None = None) -> None:
         self.log = log or MemoryLog(clock_ms=lambda: 1_000)
         self.log.create_topic(TOPIC, {})
-        self.clock = StepClock()
+        self.clock = ManualClock()
         self.follower = MembershipFollower(self.log, TOPIC, history_file, self.clock)
 
     def append(self, *records: MembershipRecord) -> None:

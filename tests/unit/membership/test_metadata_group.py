@@ -27,7 +27,8 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import ChangeKind, MembershipChange, PreDone, SlotDone
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import Create, encode_membership
-from tests.unit.membership.test_membership_follower import TOPIC, StepClock
+from tests.manual_clock import ManualClock
+from tests.unit.membership.test_membership_follower import TOPIC
 
 # In ring order, which is also the order of their turns.
 NODES = ("n2", "n1", "n3")
@@ -51,7 +52,7 @@ class Scene:
 
     def __init__(self, changes: bool = True) -> None:
         self.log = MemoryLog(clock_ms=lambda: int(self.clock.now_s * 1_000))
-        self.clock = StepClock()
+        self.clock = ManualClock()
         self.log.create_topic(TOPIC, {})
         self.append(Create(NODES, 2, 12))
         self.present = list(NODES)

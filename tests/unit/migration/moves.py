@@ -48,6 +48,7 @@ from headrace.schemas.messages import (
 from headrace.schemas.payload import encode_rows
 from headrace.schemas.series import bucket_of, series_key, slot_of
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+from tests.manual_clock import ManualClock
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, row_batch
 from tests.unit.store.conftest import SETTINGS
 
@@ -132,25 +133,6 @@ class InlineExecutor(Executor):
         return future
 
 
-class StepClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-
 class MovingNode:
     """One node: its groups, the server of its cuts, and its puller. It is the PullEnvironment of the puller."""
 
@@ -159,7 +141,7 @@ class MovingNode:
         self.node = name
         self.groups: dict[str, Group] = {}
         self.files = PresentFiles()
-        self.clock = StepClock()
+        self.clock = ManualClock()
         self.server: Server | None = None
         self.puller = self.new_puller()
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
 from headrace.consumers.node.log_monitor import LogMonitor
-from tests.unit.recovery.test_steps import ManualClock
+from tests.manual_clock import ManualClock
 
 TOPIC = "c.forward.g"
 

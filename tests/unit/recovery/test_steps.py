@@ -28,28 +28,10 @@ from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
 from headrace.schemas.records import Status
+from tests.manual_clock import ManualClock
 from tests.unit.statuses import STATUS
 
 TOPIC = "c.forward.g"
-
-
-class ManualClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
 
 
 class Pool(Executor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from headrace.consumers.replication.excluded_topics import DELAY_S_MAX, ExcludedTopics
-from tests.unit.recovery.test_steps import ManualClock
+from tests.manual_clock import ManualClock
 
 
 def test_the_delay_doubles_up_to_its_limit_and_ends_with_a_success() -> None:

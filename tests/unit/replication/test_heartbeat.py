@@ -13,6 +13,7 @@ from headrace.consumers.replication.sent_statuses import RECEIPTS_REPEATED, REPE
 from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
 from headrace.schemas.records import Status, encode_status
+from tests.manual_clock import ManualClock
 from tests.unit.statuses import STATUS
 
 ONE = replace(STATUS, group="one")
@@ -85,24 +86,6 @@ def test_a_reader_trusts_the_brokers_clock_for_what_was_there_before_it_only() -
     reader.close()
 
 
-class ManualClock:
-    """A clock that a test sets."""
-
-    now_s = 1_000.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-
 def heartbeat_of(log: MemoryLog, clock: ManualClock, incarnation: str) -> Heartbeat:
     """The heartbeat of one run of node n1, without threads."""
     log.create_topic("status", {})
@@ -170,28 +153,9 @@ def test_a_status_that_the_log_refused_is_sent_at_the_next_turn() -> None:
     assert 1 == log.describe("status").end
 
 
-class StepClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-
 def test_a_node_without_a_group_reports_itself() -> None:
     """At each change, and again within a second; an earlier build skips the record, and all others stay as they are."""
-    log, clock = MemoryLog(), StepClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic("c.status", {})
     presence = Presence("n4", "i", "store", "", 3, 60, True, 0, 1, False)
     heartbeat = Heartbeat(log, "c.status", "n4", "i", list[Status], clock)

@@ -22,6 +22,7 @@ from headrace.consumers.replication.topic_identity import GROWTH_PER_S, UNCONFIR
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.receipts import receipt_of, value_digest
+from tests.manual_clock import ManualClock
 
 TOPIC = "c.forward.g"
 BEGINNING = Cursor(0, -1, NO_CHAIN)
@@ -74,31 +75,13 @@ class FakeListener:
         """See LogConsumerListener."""
 
 
-class FakeClock:
-    """A clock that a test sets."""
-
-    now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        """See Clock."""
-        return self.now_s
-
-    def boot_ns(self) -> int:
-        """See Clock."""
-        return int(self.now_s * 1e9)
-
-    def wall_ns(self) -> int:
-        """See Clock."""
-        return 0
-
-
 def fill(log: MemoryLog, records: int, text: str = "record") -> None:
     """Append some records."""
     for number in range(records):
         log.store(TOPIC, f"{text} {number}".encode(), None, ())
 
 
-def consumer_over(log: MemoryLog, clock: FakeClock, cursor: Cursor = BEGINNING) -> tuple[LogConsumer, FakeGroup, Any]:
+def consumer_over(log: MemoryLog, clock: ManualClock, cursor: Cursor = BEGINNING) -> tuple[LogConsumer, FakeGroup, Any]:
     """A consumer without a thread, at the beginning of a log."""
     group, journal = FakeGroup(), FakeJournal()
     groups: Any = {TOPIC: group}
@@ -112,7 +95,7 @@ def consumer_of(records: int, cursor: Cursor = BEGINNING, begin: int = 0) -> tup
     log.create_topic(TOPIC, {})
     fill(log, records)
     log.trim(TOPIC, begin)
-    return consumer_over(log, FakeClock(), cursor)
+    return consumer_over(log, ManualClock(), cursor)
 
 
 def test_a_replaced_group_reports_at_once_what_its_new_files_hold() -> None:
@@ -171,7 +154,7 @@ def test_a_log_that_was_truncated_and_written_on_is_not_followed(kept: int, writ
 
     No record of it is taken: its receipts would confirm writes for a copy that has another beginning.
     """
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     fill(log, 10)
     consumer, group, _ = consumer_over(log, clock)
@@ -192,7 +175,7 @@ def test_a_log_that_was_truncated_and_written_on_is_not_followed(kept: int, writ
 
 def test_a_new_leader_that_lost_nothing_is_followed() -> None:
     """Each record is taken once, also where the journal refuses some and where leaders change at every record."""
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     consumer, group, journal = consumer_over(log, clock)
     for number in range(20):
@@ -216,7 +199,7 @@ def test_a_topic_that_was_created_again_is_not_followed(records: int, opened: bo
     """The new topic is longer than what was read. It is recognised at the start, behind a silence, behind a short one
     where little was read, and at once at the beginning, where there is no earlier record to compare.
     """
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     fill(log, records)
     consumer, group, _ = consumer_over(log, clock)
@@ -238,7 +221,7 @@ def test_a_topic_that_was_created_again_is_recognised_before_it_has_a_record() -
     """At the start of a node, which must not wait for a record to see that its data is of another log."""
     log = MemoryLog()
     log.create_topic(TOPIC, {})
-    consumer, group, _ = consumer_over(log, FakeClock())
+    consumer, group, _ = consumer_over(log, ManualClock())
     consumer.restore({TOPIC: "the id of another topic"}, {})
     consumer.turn()
     assert "recreated" in group.health.cause(Aspect.LOG)
@@ -258,7 +241,7 @@ class DescribedLog(MemoryLog):
 @pytest.mark.parametrize(("offset", "answers"), [(0, 10), (int(UNCONFIRMED_S * GROWTH_PER_S), 2)])
 def test_a_topic_is_described_rarely_behind_its_beginning(offset: int, answers: int) -> None:
     """A log that is made again needs longer to reach a later position, so an answer counts for longer."""
-    log, clock = DescribedLog(), FakeClock()
+    log, clock = DescribedLog(), ManualClock()
     log.create_topic(TOPIC, {})
     log.gap(TOPIC, offset)
     consumer, group, _ = consumer_over(log, clock)
@@ -350,7 +333,7 @@ def test_a_repaired_journal_has_a_fault_until_it_holds_what_it_refused(monkeypat
 
 def test_a_log_that_loses_an_accepted_gap_before_it_is_read_is_lost() -> None:
     """Its reader gets no error: the end is compared again and again until the gap was read."""
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     fill(log, 6)
     gap = GapRecord(5, record_digest(b"record 5"))
@@ -368,7 +351,7 @@ def test_a_log_that_loses_an_accepted_gap_before_it_is_read_is_lost() -> None:
 
 def test_an_accepted_gap_that_was_read_is_not_expected_any_more() -> None:
     """A log that is whole up to its gap is read as any other; a cut while it is open is found at the next look."""
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     fill(log, 6)
     consumer, group, _ = consumer_over(
@@ -382,7 +365,7 @@ def test_an_accepted_gap_that_was_read_is_not_expected_any_more() -> None:
 
 def test_a_log_that_is_cut_while_a_gap_is_unread_is_compared_again() -> None:
     """The reader is at the new end, and would wait there."""
-    log, clock = MemoryLog(), FakeClock()
+    log, clock = MemoryLog(), ManualClock()
     log.create_topic(TOPIC, {})
     fill(log, 6)
     consumer, group, journal = consumer_over(

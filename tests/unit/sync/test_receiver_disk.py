@@ -14,16 +14,7 @@ from headrace.consumers.sync.incoming import ReceiverDiskFull
 from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.view_database import ViewDiskFull, ViewUnwritable
 from headrace.schemas.errors import HeadraceError
-
-
-class StillClock:
-    """The part of a clock that is asked for."""
-
-    now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        """The time."""
-        return self.now_s
+from tests.manual_clock import ManualClock
 
 
 class ShortFile:
@@ -46,7 +37,7 @@ class ShortFile:
 @pytest.mark.parametrize("error", [ReceiverDiskFull("incoming is full"), ViewDiskFull("owners: No space left")])
 def test_a_full_disk_is_logged_once_until_there_is_space(tmp_path: Path, error: HeadraceError) -> None:
     """Chunks and views wait for the same disk: each failure counts, and the log has its begin and its end."""
-    clock: Any = StillClock()
+    clock: Any = ManualClock()
     disk = ReceiverDisk(tmp_path, 1.0, clock)
     with capture_logs() as lines:
         assert [True] * 3 == [disk.note(error) for _ in range(3)]
