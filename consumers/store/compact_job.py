@@ -123,6 +123,7 @@ def _replace_segments(
     with components.commit_lock:
         components.index.commit(IndexChanges(added=list(added), removed=names), components.files.pinned())
         components.view.commit(removed=removed, added=[entry for entry, _ in added])
+    components.runs.forget([*names, *(entry.name for entry, _ in added)])
     # Last, and only after the synced commit: the catalogue must never name a file that is unlinked.
     components.files.remove(names)
     components.rollups.remove(names)

@@ -20,6 +20,7 @@ from headrace.consumers.store.synced import (
     Settled,
     in_order,
     is_settled,
+    leaves_place,
     may_join,
     rank_of,
     settled_of,
@@ -124,12 +125,16 @@ def _plan_location(
     units: Sequence[Unit], settled: Settled, settings: StoreSettings, stays: Callable[[SegmentEntry], bool]
 ) -> list[Compaction]:
     """The merges of one slice, bucket and era."""
+
     # A file that is not here cannot be merged, nor can those on its two sides be merged around it.
-    apart = groupby(units, key=lambda unit: any(map(stays, unit)) or not is_settled(unit, settled))
+    def is_apart(unit: Unit) -> bool:
+        joined = len(unit) > 1 and not leaves_place(unit, settled)
+        return joined or any(map(stays, unit)) or not is_settled(unit, settled)
+
     return [
         _compaction(candidate)
-        for alone, neighbours in apart
-        if not alone
+        for apart, neighbours in groupby(units, key=is_apart)
+        if not apart
         for candidate in _candidates(list(neighbours), settled, settings)
     ]
 
@@ -145,6 +150,8 @@ def _candidates(units: Sequence[Unit], settled: Settled, settings: StoreSettings
             for neighbours in _neighbours(list(zip(units, tiers, strict=True)), tier, settled, settings)
             if sum(len(unit) for unit, own in neighbours if own == tier) >= settings.compaction_files_min
         ]
+        # Not those of one version alone, see `synced`.
+        found = [each for each in found if each[0].first_version < each[-1].last_version]
         if found:
             return found
     return []
@@ -159,7 +166,8 @@ def _neighbours(
     for unit, own in units:
         size = _rows(unit)
         before = [entry for each, _ in found for entry in each]
-        if found and (own > tier or rows + size > rows_max or not may_join(before, unit, settled)):
+        fits = own <= tier and rows + size <= rows_max
+        if found and not (fits and may_join(before, unit, settled) and leaves_place([*before, *unit], settled)):
             yield found
             found, rows = [], 0
         if own <= tier and size <= rows_max:

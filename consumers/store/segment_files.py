@@ -78,6 +78,8 @@ class SegmentFiles:
         """`root` exists."""
         self.root = root
         self._lock = threading.Lock()
+        # Held by whoever takes a name, or unlinks a file that was pinned; before the other lock.
+        self._naming = threading.Lock()
         self._pins: Counter[str] = Counter()
         self._obsolete: set[str] = set()
         # The directories whose names are durable.
@@ -106,10 +108,7 @@ class SegmentFiles:
         Raises StoreFull or StoreUnwritable, and then leaves nothing.
         """
         partial = self._partial(name)
-        with self._lock:
-            # When every row of a merge was deleted, another merge may give its name again: the file is not the one
-            # that a reader still has.
-            self._obsolete.discard(name)
+        self._take(name)
         with translate_errors(self.path(name)):
             partial.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -157,6 +156,7 @@ class SegmentFiles:
         durable. Raises StoreFull or StoreUnwritable.
         """
         target = self.path(name)
+        self._take(name)
         with translate_errors(target):
             # Bytes before the name, as in `write`: whoever staged the file may not have synced it.
             if not synced:
@@ -171,6 +171,12 @@ class SegmentFiles:
                 # Of an earlier attempt, which failed behind this line.
                 target.unlink()
                 os.link(source, target)
+
+    def _take(self, name: str) -> None:
+        # A slot that comes back brings the file that a reader has pinned since before it left. Its end must not unlink
+        # the name, which is no longer that of a removed file.
+        with self._naming, self._lock:
+            self._obsolete.discard(name)
 
     def sync_directories(self, names: Iterable[str]) -> None:
         """Makes the names of files, and of the directories above them up to the root, durable."""
@@ -225,9 +231,15 @@ class SegmentFiles:
             for name in unpinned:
                 del self._pins[name]
             removable = self._obsolete.intersection(unpinned)
-            self._obsolete -= removable
-        # Outside the lock: other readers must not wait for the file system.
-        self._unlink(removable)
+        if not removable:
+            return
+        with self._naming:
+            with self._lock:
+                # Looked at again: a name may have been taken, or a reader may have come, meanwhile.
+                removable = {name for name in removable & self._obsolete if not self._pins[name]}
+                self._obsolete -= removable
+            # Outside the lock of readers, who must not wait for the file system.
+            self._unlink(removable)
 
     def remove(self, names: Iterable[str]) -> None:
         """Unlinks files that the catalogue no longer names, now or when their last pin is released."""

@@ -15,6 +15,11 @@ come to that version later rank above it.
 
 A merge also takes away the place between its inputs. So two files of one sender are merged only once the sender has
 settled all files between them (`SyncedRows.settled`): accepted them, or given them up for good.
+
+And it decides which names can come. A late file ranks at the version before a merged segment. If merges took the files
+of one version alone, and all their rows were deleted, the next late files would come to that version again, and their
+merge to that name: readers may have the first one still. If a merge began with version 1, a late file would have
+version 0, which no other group takes.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from headrace.consumers.store.segment_files import SegmentName
 from headrace.schemas.message_rules import ORDER_END
 from headrace.schemas.messages import Load, SyncedRows
 
+FIRST_VERSION = 1
+"""That of the first record of a log that counts."""
 Settled = Mapping[str, str]
 """The newest settled order of each sender in one location."""
 
@@ -101,6 +108,13 @@ def whole_versions(segments: Sequence[SegmentEntry]) -> list[list[SegmentEntry]]
         else:
             units.append([entry])
     return units
+
+
+def leaves_place(segments: Sequence[SegmentEntry], settled: Settled) -> bool:
+    """Whether a merge of segments, lowest rank first, has a version below it, or no file of a sender comes there."""
+    return segments[0].first_version > FIRST_VERSION or all(
+        rows.order <= settled.get(rows.sender, "") for entry in segments for rows in entry.synced
+    )
 
 
 def is_settled(unit: Sequence[SegmentEntry], settled: Settled) -> bool:

@@ -18,7 +18,7 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
 )
 
 ORDER, EDGES, LOADS = "test_durable_order.py", "test_edges.py", "test_loads.py"
-CUTS = "test_cuts.py"
+CUTS, SYNCED_RANKS = "test_cuts.py", "test_synced_ranks.py"
 
 STORE = (
     Mutant(
@@ -116,7 +116,7 @@ STORE = (
     Mutant(
         "removed_file_stays_after_its_last_pin",
         "store/segment_files.py",
-        "        self._unlink(removable)\n\n    def remove",
+        "            self._unlink(removable)\n\n    def remove",
         "\n    def remove",
         (STORE_TESTS, SCANS),
     ),
@@ -428,9 +428,37 @@ STORE = (
     Mutant(
         "merge_of_more_rows_than_allowed",
         "store/compaction.py",
-        "if found and (own > tier or rows + size > rows_max or not",
-        "if found and (own > tier or not",
+        "fits = own <= tier and rows + size <= rows_max\n",
+        "fits = own <= tier\n",
         (COMPACTION,),
+    ),
+    Mutant(
+        "files_of_one_version_merged_alone",
+        "store/compaction.py",
+        "        found = [each for each in found if each[0].first_version < each[-1].last_version]\n",
+        "",
+        (SYNCED_RANKS,),
+    ),
+    Mutant(
+        "merge_leaves_no_version_below_it",
+        "store/compaction.py",
+        " and leaves_place([*before, *unit], settled)",
+        "",
+        (SYNCED_RANKS,),
+    ),
+    Mutant(
+        "runs_of_a_name_kept_with_another_file",
+        "store/runs_cache.py",
+        "                dropped = self._cached.pop(name, None)\n",
+        "                dropped = None\n",
+        ("test_synced.py",),
+    ),
+    Mutant(
+        "file_that_came_back_unlinked_by_an_old_reader",
+        "store/segment_files.py",
+        "        target = self.path(name)\n        self._take(name)\n",
+        "        target = self.path(name)\n",
+        (CUTS,),
     ),
     Mutant(
         "load_applied_again_after_a_crash",

@@ -92,6 +92,25 @@ def test_a_slot_that_comes_back_has_what_happened_meanwhile(store: Store, other:
     assert expected([(A, HOUR_NS + 9, {"busy": 19})]) == last(store)
 
 
+def test_a_file_that_comes_back_outlives_an_old_reader(store: Store, other: Store, home: Path, tmp_path: Path) -> None:
+    """A slow query has it pinned since before its slot left; the end of that query must not unlink what came back."""
+    write(store, 1, LATE)
+    seal(store, 2)
+    scan = store.scan("plant", "cpu")
+    hand_over(store, 3, other, tmp_path / "there")
+    other.freeze(52, 4, b"").run()
+    other.hold(52, MOVED).run()
+    cut = other.export(52, MOVED, tmp_path / "back")
+    stage_export(store, tmp_path / "back")
+    for version, file in enumerate(cut.files, 10):
+        store.load(version, file.load(LEADER, "origin", 5), CPU, DATABASE).run()
+    scan.close()
+    assert expected(LATE) == contents(store)
+    store.close()
+    with closing(Store.open(home, "n1", SETTINGS)) as again:
+        assert expected(LATE) == contents(again)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_files_that_leave_are_sealed_first_and_listed_before_the_others(
     store: Store, other: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

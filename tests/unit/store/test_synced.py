@@ -17,6 +17,7 @@ from headrace.consumers.store.last_rows import decode_last, encode_last
 from headrace.consumers.store.segment import EncodedSegment
 from headrace.consumers.store.synced import rank_of
 from headrace.schemas.messages import CarriedDelete, SyncedRows
+from headrace.schemas.series import bucket_of, series_key
 from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.store.builders import CPU, DATABASE, Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -175,7 +176,8 @@ def test_an_output_never_has_the_name_of_an_input() -> None:
 def test_two_files_of_a_sender_are_merged_once_nothing_can_come_between(settled: str, merges: int) -> None:
     """A file that comes later must rank above the one and below the other."""
     (one,), (two,) = (
-        ranks((at, at, f"{at}+a"), synced=(SyncedRows(S1, str(at), settled if at == 2 else ""),)) for at in (1, 2)
+        ranks((9 + at, 9 + at, f"{at}+a"), synced=(SyncedRows(S1, str(at), settled if at == 2 else ""),))
+        for at in (1, 2)
     )
     assert merges == len(plan_compaction([one, two], {}, SETTINGS))
     assert 1 == len(plan_compaction([one, replace(two, synced=(SyncedRows(S2, "2"),))], {}, SETTINGS))
@@ -183,14 +185,39 @@ def test_two_files_of_a_sender_are_merged_once_nothing_can_come_between(settled:
 
 def test_files_of_two_senders_may_have_one_order(store: Store) -> None:
     """Both are late below one merged segment, and neither load is void."""
-    for version, sender in ((1, S1), (2, S2)):
-        sent(store, version, "5", row(version, 5, {"host": sender}), sender=sender)
-    merge_all(store, 3)
-    assert [(1, 2, "")] == [rank_of(each)[1:] for each in store.segments()]
+    for version, sender in ((2, S1), (3, S2)):
+        sent(store, version, "5", row(version - 1, 5, {"host": sender}), sender=sender)
+    merge_all(store, 4)
+    assert [(2, 3, "")] == [rank_of(each)[1:] for each in store.segments()]
     for version, sender in ((10, S1), (11, S2)):
         sent(store, version, "4", row(version - 9, 4, {"host": sender}), sender=sender)
     assert 3 == len(store.segments())
     assert expected([row(1, 5, {"host": S1}), row(2, 5, {"host": S2})]) == contents(store)
+
+
+def test_a_name_that_an_earlier_build_gives_twice_has_the_series_of_its_own_file(store: Store) -> None:
+    """Its leader merges the files of one version alone. Which series a row belongs to must not be that of the first."""
+    found = [name for name in map(str, range(50)) if not bucket_of(series_key("cpu", {"host": name}), DATABASE.buckets)]
+    for version, sender, host in ((2, S1, found[0]), (3, S2, found[1])):
+        sent(store, version, "5", row(version, 5, {"host": host}), sender=sender)
+    version, names = merge_all(store, 4), list[str]()
+    for order, hosts in (("3", found[2:4]), ("4", found[4:6])):
+        for at, (sender, host) in enumerate(zip((S1, S2), hosts, strict=True), 10):
+            sent(store, version, order, row(at, 1, {"host": host}), sender=sender)
+            version += 1
+        assert [] == store.plan_compaction()
+        store.compact(version, [each.name for each in store.segments() if each.order]).run()
+        names.append(store.segments()[0].name)
+        # A query, so that its runs are known.
+        assert {(("host", host),) for host in hosts} <= {series for series, _ in contents(store)}
+        if order == "3":
+            store.delete(version + 1, 1, "plant", "cpu", {"host": tuple(hosts)}, None, None)
+            seal(store, version + 2)
+            version = merge_all(store, version + 3)
+    assert names[0] == names[1]
+    for host in found[4:6]:
+        with store.scan("plant", "cpu", tags={"host": [host]}) as scan:
+            assert [Path(names[1]).name] == [each.name for each in scan.files]
 
 
 def test_a_merge_keeps_every_column_of_its_inputs(store: Store) -> None:
@@ -199,7 +226,7 @@ def test_a_merge_keeps_every_column_of_its_inputs(store: Store) -> None:
     write(store, 1, [({"host": "a"}, 1, {"busy": 1, "load": 0.5, "note": "x"})], schema=wide)
     seal(store, 2)
     edge = TableSchema("plant", "cpu", 1, ("host",), (("load", FieldType.INT64),))
-    sent(store, 3, "1", ({"host": "a"}, 2, {"load": 7}), schema=edge)
+    sent(store, 3, "1", ({"host": "a"}, 2, {"load": 7}), schema=edge, settled=ALL_SETTLED)
     want = {
         ((("host", "a"),), 1): {"busy": 1, "load": "0.5", "note": "x"},
         ((("host", "a"),), 2): {"load": "7.0"},
