@@ -175,9 +175,9 @@ def _owner_of_buckets(slot_table: SlotRouting, database: DatabaseSchema, slice_n
 
 
 def _columns(schema: TableSchema, rows: pa.Table) -> dict[str, pa.Array]:
-    columns = {TIME_COLUMN: _one_chunk(rows.column(TIME_COLUMN))}
+    columns, present = {TIME_COLUMN: _one_chunk(rows.column(TIME_COLUMN))}, set(rows.column_names)
     for name, kind in schema.fields:
-        if name in rows.column_names:
+        if name in present:
             column = _one_chunk(rows.column(name))
             if column.type != kind.arrow:
                 # int64 to float64 is widening: beyond 2**53 neighbouring integers become equal, which the

@@ -309,5 +309,6 @@ def offsets_by_topic(topics: Topics, offsets: Mapping[GroupKey, int]) -> dict[st
 
 def count_points(rows: pa.Table, fields: Iterable[str]) -> int:
     """Field values of a table that are not null."""
-    present = [rows.column(name) for name in fields if name in rows.column_names]
-    return sum(len(column) - column.null_count for column in present)
+    present = set(rows.column_names)
+    columns = [rows.column(name) for name in fields if name in present]
+    return sum(len(column) - column.null_count for column in columns)

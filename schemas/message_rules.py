@@ -67,6 +67,8 @@ def check_body(body: Body) -> None:
         _check_schema_version(body.schema_version)
         if body.row_count < 0:
             raise MessageInvalid(f"a write has {body.row_count} rows")
+        if body.slot_table_version < 0:
+            raise MessageInvalid(f"a write is routed by slot table {body.slot_table_version}")
     elif isinstance(body, Delete):
         for name in body.tags:
             check_name("tag", name)

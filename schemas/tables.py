@@ -281,7 +281,8 @@ def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mappin
                 )
     if len(seen) > COLUMNS_MAX:
         raise SchemaError(
-            f"{current.database}.{current.table} would have {len(seen)} columns", action=f"{COLUMNS_MAX} is the most"
+            f"{current.database}.{current.table} would have {len(seen):,} columns, and {COLUMNS_MAX:,} is the most",
+            action="divide them among tables",
         )
 
 

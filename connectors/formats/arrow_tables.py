@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -107,9 +109,8 @@ def _rejected(numbers: npt.NDArray[np.int64], reason: str) -> pa.Table:
 
 def _check_names(table: pa.Table, options: FormatOptions) -> None:
     names = column_names(table)
-    for name in names:
-        if names.count(name) > 1:
-            raise ColumnTypeError(f"column {name!r} is there twice", action="rename one of them")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ColumnTypeError(f"column {twice[0]!r} is there twice", action="rename one of them")
     for name in (options.time_column, *options.tags):
         if name not in names:
             raise ColumnMissing(f"there is no column {name!r}", action=f"the columns are {', '.join(names)}")

@@ -26,6 +26,10 @@ def run(seed: str, progress: Path, *parts: str) -> None:
     environment = os.environ | {"POLARS_MAX_THREADS": "1"}
     done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     case = progress.read_text().strip() if progress.exists() else parts[0]
+    kind, _, rest = case.partition(":")
+    if kind == "messages" and rest:
+        # Replicas are compared behind a thousand of records, and a failure may need all of them.
+        case = f"{kind}:{int(rest.partition(':')[0]) // 1_000 * 1_000}:1000"
     again = f"python -m tests.fuzz.worker {seed} progress {case}"
     assert (done.returncode, case) == (0, "done"), f"exit {done.returncode}: {again}\n{done.stderr[-4_000:]}"
 

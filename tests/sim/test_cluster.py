@@ -23,7 +23,6 @@ from tests.sim.rules import QUICK_SEEDS, RULES, Rule
 from tests.sim.schedules import run_schedules, shows_more
 from tests.sim.simulation import FilesFactory, Simulation
 
-"""The environment variable that names the one schedule to run, with its events."""
 SEEDS = 50
 SEEDS_AT_ONCE = 25
 SOAK_SEEDS = 50_000

@@ -108,7 +108,7 @@ class Nodes:
         rows = pa.table(
             {
                 "pump": [f"p{number % 50}" for number in numbers],
-                "time": pa.array([number * 10**9 for number in numbers], pa.int64()),
+                "time": pa.array([number * 10**9 for number in numbers], pa.timestamp("ns")),
                 "flow": [float(number) for number in numbers],
             }
         )

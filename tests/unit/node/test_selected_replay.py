@@ -59,13 +59,13 @@ def change(nodes: Nodes) -> None:
     routing = FixedRouting(read_slot_table(log, topics))
     cluster = Cluster(log, topics, routing, tables, StatusWatch(log, topics), log.appender())
     seconds = range(490, 510)
-    times = pa.array([second * SECOND_NS for second in seconds], pa.int64())
+    times = pa.array([second * SECOND_NS for second in seconds], pa.timestamp("ns"))
     pumps = [f"p{second % 50}" for second in seconds]
     with TableWriter(cluster, "plant", "pumps") as writer:
         writer.write(pa.table({"pump": pumps, "time": times, "flow": [-1.0] * 20}), ["pump"])
-        later = pa.array([700 * SECOND_NS] * 20, pa.int64())
+        later = pa.array([700 * SECOND_NS] * 20, pa.timestamp("ns"))
         writer.write(pa.table({"pump": pumps, "site": ["s"] * 20, "time": later, "flow": [0.0] * 20}), ["pump", "site"])
-        within = pa.array([509 * SECOND_NS], pa.int64())
+        within = pa.array([509 * SECOND_NS], pa.timestamp("ns"))
         writer.write(pa.table({"pump": ["p9"], "site": ["s"], "time": within, "flow": [-1.0]}), ["pump", "site"])
     with TableWriter(cluster, "plant", "tanks") as writer:
         writer.write(pa.table({"tank": pumps, "time": times, "level": [1.0] * 20}), ["tank"])

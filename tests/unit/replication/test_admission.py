@@ -126,6 +126,18 @@ def test_a_time_finer_than_the_table_keeps_is_ignored_by_all(scene: Scene) -> No
                 admission.admit(schema, write)
 
 
+@pytest.mark.parametrize(("table_version", "counts"), [(-(2**62), False), (-1, False), (0, True), (2**62, True)])
+def test_a_write_of_a_slot_table_that_nobody_had_stops_no_group(scene: Scene, table_version: int, counts: bool) -> None:
+    """A group without slots of its own yet was asked for the slots of its rows, and stopped at every member for good."""
+    rows = encoded(row_batch())
+    for sequence, version in enumerate((1, table_version, 1)):
+        body = Write("plant", "pumps", 1, version, 3, rows)
+        scene.append(encode_message(Message(ProducerPosition("p", 1, sequence), body)))
+    member = scene.member()
+    assert scene.applied(member)
+    assert ({} if counts else {Ignored.INVALID: 1}) == dict(member.replica.ignored)
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """A scene that is closed behind the test."""
