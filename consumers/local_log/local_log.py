@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import structlog
+
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import FileLayer
 from headrace.connectors.log import closing
@@ -33,6 +35,7 @@ from headrace.schemas.errors import HeadraceError
 
 EXPIRY_INTERVAL_S = 30.0
 _UNLIMITED_MS = -1
+_log = structlog.get_logger(__name__)
 
 
 class LocalLog:
@@ -147,6 +150,8 @@ class _Opened:
         self.store = TopicStore(directory, clock_ms, files)
         self.appends = GroupAppend(self.store)
         self._clock_ms = clock_ms
+        self._faults: dict[str, str] = {}
+        """Topic -> why its records could not expire the last time."""
         self._expiry = PeriodicTask("local-log-expiry", EXPIRY_INTERVAL_S, self.expire)
         self._expiry.start()
 
@@ -160,7 +165,21 @@ class _Opened:
                     self.store.expire(name, now_ms - retention_ms)
             except TopicMissing:
                 # Deleted meanwhile.
-                continue
+                self._note(name, "")
+            except (HeadraceError, OSError) as error:
+                # The other topics expire all the same, and this one is tried again.
+                self._note(name, str(error))
+            else:
+                self._note(name, "")
+
+    def _note(self, topic: str, fault: str) -> None:
+        """Keep why a topic cannot expire; the log has each cause once, and not each try."""
+        if fault and self._faults.get(topic) != fault:
+            _log.warning("a topic of the local log cannot expire, and is tried again", topic=topic, error=fault)
+        if fault:
+            self._faults[topic] = fault
+        else:
+            self._faults.pop(topic, None)
 
     def close(self) -> None:
         """Write what waits, and release the directory."""

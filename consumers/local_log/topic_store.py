@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
+
 from headrace.connectors.files import FileLayer
 from headrace.connectors.log.port import Headers, Record, RecordUndeliverable, TopicMissing, TopicState
 from headrace.consumers.local_log.topic_records import (
@@ -36,6 +38,7 @@ CHECKPOINT_BYTES = 64 << 20
 CLEANUP_SETTING, COMPACTED = "cleanup.policy", "compact"
 READ_BYTES_MAX = 32 << 20
 """Bytes of values that one call reads, at least one record."""
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -221,14 +224,26 @@ class TopicStore:
                 self._remove_part(stored, before)
 
     def expire(self, name: str, before_ms: int) -> None:
-        """Remove the records from the beginning that were appended before an instant. Raises TopicMissing."""
+        """Remove the records from the beginning that were appended before an instant. Raises TopicMissing.
+
+        One that cannot be read has no time: it is removed with the next one behind it that is old enough.
+        """
         stored = self.topic(name)
         description, first_kept = stored.description, stored.description.begin
-        while first_kept < stored.end:
-            record = self._wal.get(description.record_key(first_kept))
+        unread = removed_unread = 0
+        for offset in range(first_kept, stored.end):
+            try:
+                record = self._wal.get(description.record_key(offset))
+            except (LogDamaged, OSError):
+                # It was appended no later than what is behind it. It stays while nothing behind it is old: a reader of
+                # a record that is not old gets an error with its offset.
+                unread += 1
+                continue
             if record is not None and append_time_ms(record[1]) >= before_ms:
                 break
-            first_kept += 1
+            first_kept, removed_unread = offset + 1, unread
+        if removed_unread:
+            _log.warning("records that cannot be read have expired", topic=name, records=removed_unread)
         if first_kept > description.begin:
             self.trim(name, first_kept)
 

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from headrace.connectors.files import DirectoryHeld
 from headrace.connectors.log.port import AppendFailed, AppendUnknown, LogTruncated, LogUnavailable, RecordTooLarge
 from headrace.consumers.local_log import LocalLog, group_append
+from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.errors import HeadraceError
 from tests.unit.wal.disk import SimulatedDisk
 from tests.waiting import eventually
@@ -211,6 +212,50 @@ def test_a_reader_of_a_topic_that_loses_its_records_gets_an_error(tmp_path: Path
     assert (2, 0) == (log.describe("a").begin, log.describe("kept").begin)
     with pytest.raises(LogTruncated, match="not 1"):
         reader.poll(10, 0)
+    log.close()
+
+
+def test_a_topic_that_cannot_expire_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it expire. The log has the cause once, and the topic is tried again."""
+    now_ms = 0
+    log = LocalLog(Path("/log"), lambda: now_ms, SimulatedDisk())
+    for topic in ("a", "b"):
+        log.create_topic(topic, {"retention.ms": "1000"})
+        appended(log, topic, b"old")
+    now_ms = 5_000
+    store = log._open.store
+    trim = store.trim
+
+    def refuse(name: str, before: int) -> None:
+        if name == "a":
+            raise UpdateFailed("no space left")
+        trim(name, before)
+
+    with monkeypatch.context() as patched, capture_logs() as lines:
+        patched.setattr(store, "trim", refuse)
+        for _ in range(3):
+            log.expire()
+    found = [(each["topic"], each["error"][:13]) for each in lines if "cannot expire" in each["event"]]
+    assert ([("a", "no space left")], 0, 1) == (found, log.describe("a").begin, log.describe("b").begin)
+    log.expire()
+    assert 1 == log.describe("a").begin
+    log.close()
+
+
+def test_a_changed_byte_in_an_old_record_ends_no_expiry(tmp_path: Path) -> None:
+    """Its topic and the one behind it lose all that is old, the damaged record as well."""
+    now_ms = 0
+    log = LocalLog(tmp_path, lambda: now_ms)
+    for topic in ("a", "b"):
+        log.create_topic(topic, {"retention.ms": "1000"})
+        appended(log, topic, *(letter * 6_000 for letter in (b"A", b"B", b"C")))
+    (journal,) = tmp_path.glob("journal-*.wal")
+    with journal.open("r+b") as file:
+        file.seek(journal.read_bytes().index(b"B" * 6_000))
+        file.write(b"X")
+    now_ms = 5_000
+    log.expire()
+    assert [3, 3] == [log.describe(topic).begin for topic in ("a", "b")]
     log.close()
 
 

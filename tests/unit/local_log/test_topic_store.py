@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.port import RecordUndeliverable, TopicMissing
 from headrace.consumers.local_log import topic_store
@@ -204,6 +205,34 @@ def test_a_record_whose_bytes_changed_is_named_and_not_skipped() -> None:
         with pytest.raises(RecordUndeliverable) as raised:
             store.read("a", 1, 10)
         assert 1 == raised.value.offset
+
+
+def test_a_record_whose_bytes_changed_expires_with_an_old_one_behind_it() -> None:
+    """It has no time of its own. While nothing behind it is old it stays, and is an error with its offset."""
+    now_ms = 0
+    disk = SimulatedDisk()
+    store = opened(disk, lambda: now_ms)
+    store.create("a", {})
+    for now_ms in (10, 20, 30, 40):
+        store.append([new("a", bytes([now_ms]) * LARGE_BYTES)])
+    content = disk.content(next(name for name in disk.sizes() if name.startswith("journal")))
+    for damaged in (20, 40):
+        content[content.index(bytes([damaged]) * 100)] ^= 1
+    store.expire("a", 25)
+    assert 1 == store.state("a").begin
+    with pytest.raises(RecordUndeliverable, match="record 1 of topic a"):
+        store.read("a", 1, 10)
+    with capture_logs() as lines:
+        store.expire("a", 35)
+    assert [("records that cannot be read have expired", "a", 1)] == [
+        (each["event"], each["topic"], each["records"]) for each in lines
+    ]
+    # The last record of all, behind which nothing is.
+    store.expire("a", 1_000)
+    assert (3, 4) == (store.state("a").begin, store.state("a").end)
+    store.append([new("a", b"later")])
+    store.expire("a", 1_000)
+    assert (5, 5) == (store.state("a").begin, store.state("a").end)
 
 
 def test_statuses_are_readable_without_a_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
