@@ -26,6 +26,7 @@ from headrace.connectors.log.port import (
     RecordTooLarge,
     TopicMissing,
 )
+from headrace.consumers.local_log.topic_records import check_headers
 from headrace.consumers.local_log.topic_store import NewRecord, TopicStore
 from headrace.consumers.wal import CheckpointFailed, DurabilityUnknown, LogFailed, UpdateFailed
 from headrace.schemas.errors import HeadraceError
@@ -65,16 +66,18 @@ class Outstanding:
             return self._count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     """A record with whom to tell of its fate."""
 
     record: NewRecord
     on_delivery: OnDelivery | None
     outstanding: Outstanding
+    reported: bool = False
 
     def report(self, offset: int | None, error: HeadraceError | None) -> None:
         """Once for each record. An error of the callback is that of the caller, and ends nothing here."""
+        self.reported = True
         try:
             if self.on_delivery is not None:
                 self.on_delivery(offset, error)
@@ -107,6 +110,8 @@ class GroupAppend:
         """Queue a record; waits while the queue is full. Raises LogUnavailable, RecordTooLarge."""
         if len(record.value) > RECORD_BYTES_MAX:
             raise _too_large(record, RECORD_BYTES_MAX)
+        # Here and not where it is written: there it would fail with all records of its group.
+        check_headers(record.topic, record.headers)
         with self._changed:
             # A report may append: the thread that empties the queue never waits for it.
             if threading.current_thread() is not self._thread:
@@ -148,6 +153,11 @@ class GroupAppend:
     def _append(self, group: list[_Waiting]) -> None:
         try:
             self._append_accepted(group)
+        except Exception as error:
+            # Whatever it is: callers wait for their reports, and nothing is appended without this thread.
+            _log.exception("the local log failed")
+            unreported = [each for each in group if not each.reported]
+            _fail(unreported, AppendUnknown(f"the local log failed: {error}", action="look into the node's log"))
         finally:
             with self._changed:
                 self._waiting_bytes -= sum(each.record.bytes_held for each in group)
@@ -176,9 +186,6 @@ class GroupAppend:
             except DurabilityUnknown as error:
                 unknown = f"a record of the local log may be lost: {error}"
                 _fail(accepted, AppendUnknown(unknown, action="read the log back before appending it again"))
-            except Exception as error:
-                _log.exception("the local log failed")
-                _fail(accepted, AppendUnknown(f"the local log failed: {error}", action="look into the node's log"))
             else:
                 self._note("")
                 for each, offset in zip(accepted, offsets, strict=True):

@@ -30,6 +30,7 @@ from headrace.connectors.log.port import (
 from headrace.connectors.log.positions import ReaderPositions
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.local_log.group_append import GroupAppend, Outstanding
+from headrace.consumers.local_log.topic_records import RETENTION_SETTING
 from headrace.consumers.local_log.topic_store import NewRecord, TopicStore
 from headrace.schemas.errors import HeadraceError
 
@@ -160,7 +161,7 @@ class _Opened:
         now_ms = self._clock_ms()
         for name in self.store.names():
             try:
-                retention_ms = int(self.store.settings(name).get("retention.ms", _UNLIMITED_MS))
+                retention_ms = int(self.store.settings(name).get(RETENTION_SETTING, _UNLIMITED_MS))
                 if retention_ms >= 0:
                     self.store.expire(name, now_ms - retention_ms)
             except TopicMissing:

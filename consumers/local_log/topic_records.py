@@ -7,11 +7,14 @@ one record of its own.
 from __future__ import annotations
 
 import json
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.connectors.log.port import Headers, Record
+from headrace.connectors.log.closing import SIZE_SETTING
+from headrace.connectors.log.port import Headers, Record, RecordTooLarge, TopicSettingsRefused
 from headrace.consumers.wal.serde import Pair
 
 _RECORD_KEY = struct.Struct(">cIQ")
@@ -21,6 +24,11 @@ _HEAD = struct.Struct("<qiH")
 """Time of the append in ms, length of the key (-1: none), number of headers."""
 _HEADER = struct.Struct("<HI")
 _NO_KEY = -1
+HEADERS_MAX = HEADER_NAME_BYTES_MAX = (1 << 16) - 1
+RETENTION_SETTING = "retention.ms"
+_NUMBERS = {RETENTION_SETTING: -1, SIZE_SETTING: 0}
+"""Settings that the log computes with, and the least value of each."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(slots=True)
@@ -55,6 +63,26 @@ def decode_topic(value: bytes) -> TopicDescription:
     """The inverse of `TopicDescription.encoded`."""
     found: dict[str, Any] = json.loads(value)
     return TopicDescription(**found)
+
+
+def check_settings(topic: str, settings: Mapping[str, str]) -> None:
+    """Refuse settings that no record could be compared with later. Raises TopicSettingsRefused."""
+    for name, least in _NUMBERS.items():
+        value = settings.get(name)
+        if value is not None and not (_NUMBER.fullmatch(value) and int(value) >= least):
+            raise TopicSettingsRefused(
+                f"topic {topic} cannot have {name}={value}", action=f"give a whole number from {least} on, without unit"
+            )
+
+
+def check_headers(topic: str, headers: Headers) -> None:
+    """Refuse headers whose number or names have no room in a stored record. Raises RecordTooLarge."""
+    longest = max((len(name.encode()) for name, _ in headers), default=0)
+    if len(headers) > HEADERS_MAX or longest > HEADER_NAME_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a record for topic {topic} has {len(headers)} headers, the longest name with {longest} bytes",
+            action=f"{HEADERS_MAX} headers and {HEADER_NAME_BYTES_MAX} bytes of a name are the most",
+        )
 
 
 def record_position(key: bytes) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ from headrace.connectors.log.port import Headers, Record, RecordUndeliverable, T
 from headrace.consumers.local_log.topic_records import (
     TopicDescription,
     append_time_ms,
+    check_settings,
     decode_record,
     decode_topic,
     encode_record,
@@ -172,7 +173,8 @@ class TopicStore:
     # Changing.
 
     def create(self, name: str, settings: Mapping[str, str]) -> None:
-        """Create a topic; one that exists is left as it is."""
+        """Create a topic; one that exists is left as it is. Raises TopicSettingsRefused."""
+        check_settings(name, settings)
         with self._writing:
             if name in self._topics:
                 return
@@ -184,7 +186,11 @@ class TopicStore:
                 self._changed.notify_all()
 
     def configure(self, name: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a topic: every record behind this call meets them. Raises TopicMissing."""
+        """Change settings of a topic: every record behind this call meets them.
+
+        Raises TopicMissing, TopicSettingsRefused.
+        """
+        check_settings(name, settings)
         with self._writing:
             stored = self.topic(name)
             self._describe(stored, replace(stored.description, settings={**stored.description.settings, **settings}))

@@ -12,7 +12,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.connectors.files import DirectoryHeld
-from headrace.connectors.log.port import AppendFailed, AppendUnknown, LogTruncated, LogUnavailable, RecordTooLarge
+from headrace.connectors.log.port import (
+    AppendFailed,
+    AppendUnknown,
+    LogTruncated,
+    LogUnavailable,
+    RecordTooLarge,
+    TopicMissing,
+    TopicSettingsRefused,
+)
 from headrace.consumers.local_log import LocalLog, group_append
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.errors import HeadraceError
@@ -270,4 +278,55 @@ def test_a_record_above_the_limit_of_its_topic_is_refused(tmp_path: Path) -> Non
     assert [1] == appended(log, "a", b"abcd")
     with pytest.raises(RecordTooLarge):
         log.appender().append("a", bytes(17 << 20))
+    log.close()
+
+
+def test_headers_without_room_in_a_record_are_refused_at_once(tmp_path: Path) -> None:
+    """Only the caller of that record has the error: its group is written."""
+    log = LocalLog(tmp_path)
+    log.create_topic("a", {})
+    appender, reports = log.appender(), Reports()
+    first = threading.Event()
+    appender.append("a", b"0", on_delivery=lambda _offset, _error: first.wait(20) and None)
+    for headers in ((("h" * 65_536, b""),), (("h", b""),) * 65_536):
+        with pytest.raises(RecordTooLarge, match="topic a"):
+            appender.append("a", b"refused", headers=headers)
+    longest = (("h" * 65_535, b"x"),)
+    appender.append("a", b"1", headers=longest, on_delivery=lambda offset, error: reports.append(error or offset))
+    first.set()
+    assert (0, [1]) == (appender.flush(20), reports)
+    assert [(), longest] == [record.headers for record in log.reader({"a": 0}).poll(10, 0)]
+    log.close()
+
+
+def test_settings_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    """Of a new topic and of one that exists, which keeps its own and takes records."""
+    log = LocalLog(tmp_path)
+    log.create_topic("a", {"max.message.bytes": "10"})
+    for name, value in (
+        ("max.message.bytes", "10MB"),
+        ("max.message.bytes", "-1"),
+        ("retention.ms", "soon"),
+        ("retention.ms", "-2"),
+        ("retention.ms", "9" * 19),
+    ):
+        with pytest.raises(TopicSettingsRefused, match=f"{name}={value}"):
+            log.configure("a", {name: value})
+        with pytest.raises(TopicSettingsRefused):
+            log.create_topic("b", {name: value})
+    with pytest.raises(TopicMissing):
+        log.describe("b")
+    assert ({"max.message.bytes": "10"}, [0]) == (log.configuration("a").settings, appended(log, "a", b"1"))
+    log.close()
+
+
+def test_an_unforeseen_error_is_reported_and_ends_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record of the group has one report, and the next group is written."""
+    log = LocalLog(tmp_path)
+    log.create_topic("a", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(log._open.store, "settings", lambda _topic: 1 / 0)
+        reports = appended(log, "a", b"1", b"2")
+    assert [AppendUnknown, AppendUnknown] == [type(report) for report in reports]
+    assert [0] == appended(log, "a", b"3")
     log.close()
