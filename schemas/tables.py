@@ -25,6 +25,8 @@ RESERVED_PREFIX = "__"
 # Both are fixed by a database's first record: changing them later would move its rows to other groups.
 DEFAULT_SLICE_NS = 86_400_000_000_000
 DEFAULT_BUCKETS = 8
+SLICE_NS_MIN, BUCKETS_MAX = 1_000_000, 4_096
+"""Of a new database: a shorter slice than a millisecond holds a few rows in each of its files."""
 NAME_BYTES_MAX = 200
 # SQL (DuckDB) uses the other three values of int64 for null and the infinities, so a row there would be lost.
 ROW_TIME_MIN_NS, ROW_TIME_MAX_NS = -(2**63) + 2, 2**63 - 2
@@ -327,7 +329,7 @@ class Catalogue:
 
     def _apply_database(self, change: DatabaseChange) -> bool:
         taken = {name.lower() for name in self.databases}
-        if change.database.lower() in taken or change.slice_ns <= 0 or not 0 < change.buckets <= 4_096:
+        if change.database.lower() in taken or change.slice_ns <= 0 or not 0 < change.buckets <= BUCKETS_MAX:
             return False
         try:
             check_name("database", change.database)

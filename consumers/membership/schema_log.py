@@ -23,8 +23,10 @@ from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.messages import TableVersion
 from headrace.schemas.records import decode_schema_change, encode_schema_change, format_of_change
 from headrace.schemas.tables import (
+    BUCKETS_MAX,
     DEFAULT_BUCKETS,
     DEFAULT_SLICE_NS,
+    SLICE_NS_MIN,
     Catalogue,
     DatabaseChange,
     DatabaseSchema,
@@ -189,6 +191,7 @@ class SchemaLog:
         if known is not None:
             return known
         check_name("database", database)
+        _check_partitions(database, slice_ns, buckets)
         with self._lock:
             self.refresh()
             if database not in self.catalogue.databases:
@@ -197,7 +200,7 @@ class SchemaLog:
             if created is None:
                 raise SchemaError(
                     f"database {database!r} was refused",
-                    action="another database differs only in case, or a limit is broken",
+                    action="another database differs only in case",
                 )
             return created
 
@@ -248,3 +251,14 @@ class SchemaLog:
         value, needed = encode_schema_change(self._writer, change), format_of_change(change)
         append_one(self._log, self._compared.topic, value, key=key.encode(), needed_format=needed)
         self.refresh()
+
+
+def _check_partitions(database: str, slice_ns: int, buckets: int) -> None:
+    # Not a rule of the catalogue: that would take databases away that an older build made.
+    if slice_ns < SLICE_NS_MIN:
+        raise SchemaError(
+            f"database {database!r} would have slices of {slice_ns} ns",
+            action=f"{SLICE_NS_MIN} ns is the least, and {DEFAULT_SLICE_NS} (a day) the default",
+        )
+    if not 0 < buckets <= BUCKETS_MAX:
+        raise SchemaError(f"database {database!r} would have {buckets} buckets", action=f"give it 1 to {BUCKETS_MAX}")

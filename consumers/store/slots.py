@@ -17,7 +17,7 @@ from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.schemas.series import bucket_of, slot_of
-from headrace.schemas.tables import DatabaseSchema
+from headrace.schemas.tables import SLICE_NS_MIN, DatabaseSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,18 @@ def row_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) 
     # The loops are over distinct series, and over the slices and buckets that they meet in.
     keys = series.dictionary.to_pylist()
     buckets = np.fromiter((bucket_of(key, database.buckets) for key in keys), np.int64, len(keys))
-    places = rows.column(1).to_numpy() // database.slice_ns * database.buckets + buckets[series.indices.to_numpy()]
+    slices = rows.column(1).to_numpy() // database.slice_ns
+    numbers: npt.NDArray[np.int64] | None = None
+    if database.slice_ns < SLICE_NS_MIN:
+        # Of an older build: the product below may be more than an int64 holds.
+        numbers, slices = np.unique(slices, return_inverse=True)
+    places = slices * database.buckets + buckets[series.indices.to_numpy()]
     distinct, place_of_row = np.unique(places, return_inverse=True)
+    slice_places, bucket_numbers = np.divmod(distinct, database.buckets)
+    slice_numbers = slice_places if numbers is None else numbers[slice_places]
     found = (
-        slot_of(database.database, place % database.buckets, place // database.buckets, slots_total)
-        for place in distinct.tolist()
+        slot_of(database.database, bucket, number, slots_total)
+        for bucket, number in zip(bucket_numbers.tolist(), slice_numbers.tolist(), strict=True)
     )
     slots: npt.NDArray[np.int64] = np.fromiter(found, np.int64, len(distinct))[place_of_row]
     return slots

@@ -10,12 +10,11 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.message_rules import CARRIED_DELETES_MAX, ERA_MAX, VERSION_MAX
 from headrace.schemas.messages import MANIFEST_NUMBER_MAX
 from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncManifest
-from headrace.schemas.tables import FieldType, TimeResolution, check_name
+from headrace.schemas.tables import BUCKETS_MAX, FieldType, TimeResolution, check_name
 
 CHUNK_BYTES_MAX = 1 << 20
 NAME_BYTES_MAX = 1_024
 STORES_MAX = 64
-BUCKETS_MAX = 4_096
 DIGEST_BYTES = 16
 _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}")
 _ORDER = re.compile(r"[0-9A-Za-z._-]{1,120}")

@@ -10,9 +10,10 @@ from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import RecordUndeliverable, TopicMissing, read_to_end
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership import schema_log
 from headrace.consumers.membership.schema_history import SchemaLogLost
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.schemas.tables import FieldType
+from headrace.schemas.tables import FieldType, SchemaError
 from tests.unit.nodes import running_nodes
 from tests.waiting import eventually
 
@@ -151,3 +152,22 @@ def test_a_node_without_the_table_log_serves_nothing_and_says_why(
         recreate(nodes.log, values)
         nodes.start("n1")
         nodes.holds_everything("n1")
+
+
+@pytest.mark.parametrize(("slice_ns", "buckets"), [(999_999, 8), (0, 8), (-1, 8), (1_000_000, 0), (1_000_000, 4_097)])
+def test_a_new_database_has_a_least_slice_and_a_number_of_buckets(log: MemoryLog, slice_ns: int, buckets: int) -> None:
+    """What breaks a limit is refused with the limit, and writes nothing to the log."""
+    tables, end = opened(log), log.describe(TOPICS.table).end
+    with pytest.raises(SchemaError, match="'fast' would have") as raised:
+        tables.ensure_database("fast", slice_ns, buckets)
+    assert raised.value.action
+    assert (None, end) == (tables.catalogue.databases.get("fast"), log.describe(TOPICS.table).end)
+    assert 1_000_000 == tables.ensure_database("fast", 1_000_000, 4_096).slice_ns
+
+
+def test_a_database_of_shorter_slices_stays_readable(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older build may have made it: it is in the catalogue of every reader, as it was made."""
+    with monkeypatch.context() as older:
+        older.setattr(schema_log, "SLICE_NS_MIN", 1)
+        opened(log).ensure_database("fast", 1_000, 8)
+    assert 1_000 == opened(log).ensure_database("fast").slice_ns

@@ -10,8 +10,8 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.distinct_slots import DistinctSlots
 from headrace.consumers.replication.row_slots import row_slots, rows_of_slots
 from headrace.schemas.payload import decode_rows, encode_rows
-from headrace.schemas.series import bucket_of
-from headrace.schemas.tables import DatabaseSchema
+from headrace.schemas.series import bucket_of, slot_of
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, DatabaseSchema
 from tests.poison import row_batch
 
 DATABASE = DatabaseSchema("db", 3_600_000_000_000, 4)
@@ -38,3 +38,15 @@ def test_rows_have_the_slots_by_which_they_are_routed(rows: list[tuple[int, int]
     if len(taken) < len(batch):
         assert {key for key, _ in expected} == set(taken.column(0).dictionary.to_pylist())
     assert decode_rows(encode_rows(taken)).equals(taken)
+
+
+def test_slices_shorter_than_a_new_database_may_have_give_the_slots_of_their_definition() -> None:
+    """A database of an older build with more buckets than a slice has nanoseconds, and times at both ends."""
+    database, keys = DatabaseSchema("db", slice_ns=1_000, buckets=4_096), ["t,a=1", "t,a=2"]
+    times = [ROW_TIME_MIN_NS, -1, 0, ROW_TIME_MAX_NS]
+    batch = row_batch(keys, [0, 1, 0, 1], times, {})
+    expected = [
+        slot_of("db", bucket_of(keys[code], 4_096), time // 1_000, 10_000)
+        for code, time in zip([0, 1, 0, 1], times, strict=True)
+    ]
+    assert expected == row_slots(batch, database, 10_000).tolist()
