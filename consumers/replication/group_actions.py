@@ -26,10 +26,10 @@ from headrace.consumers.replication.admission import GroupStopping, RowAdmission
 from headrace.consumers.replication.distinct_slots import DistinctSlots
 from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.row_selection import RowSelection
-from headrace.consumers.replication.row_slots import rows_of_slots
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import StoreJobQueue
 from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone
+from headrace.consumers.store.slots import rows_of_slots
 from headrace.schemas import group_changes
 from headrace.schemas.group_changes import Rank
 from headrace.schemas.messages import Write

@@ -31,9 +31,9 @@ from headrace.consumers.replication.actions import (
 )
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
-from headrace.consumers.replication.row_slots import SlotsOf, no_slots
 from headrace.consumers.replication.sync_rules import is_late_delete, refused_load
 from headrace.consumers.replication.transfers import HandOver
+from headrace.consumers.replication.write_slots import SlotsOf, no_slots
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.group_changes import (

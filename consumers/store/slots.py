@@ -6,7 +6,7 @@ done in Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.schemas.payload import SERIES_TYPE
 from headrace.schemas.series import bucket_of, slot_of
 from headrace.schemas.tables import SLICE_NS_MIN, DatabaseSchema
 
@@ -80,6 +81,22 @@ def row_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) 
     )
     slots: npt.NDArray[np.int64] = np.fromiter(found, np.int64, len(distinct))[place_of_row]
     return slots
+
+
+def rows_of_slots(
+    rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int, slots: Sequence[int]
+) -> pa.RecordBatch:
+    """The rows of these slots, in their order, with only the series that they use."""
+    chosen = np.flatnonzero(np.isin(row_slots(rows, database, slots_total), slots))
+    if len(chosen) == len(rows):
+        return rows
+    taken = rows.take(pa.array(chosen))
+    codes, keys = taken.column(0).indices.to_numpy(), taken.column(0).dictionary
+    used = np.zeros(len(keys), np.bool_)
+    used[codes] = True
+    renumbered = pa.array((np.cumsum(used, dtype=np.int32) - 1)[codes], pa.int32())
+    series = pa.DictionaryArray.from_arrays(renumbered, keys.filter(pa.array(used))).cast(SERIES_TYPE)
+    return pa.RecordBatch.from_arrays([series, *taken.columns[1:]], schema=rows.schema)
 
 
 def batch_without(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> LiveBatch | None:

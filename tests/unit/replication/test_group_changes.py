@@ -24,8 +24,8 @@ from headrace.consumers.replication.actions import (
 )
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.replica import Replica
-from headrace.consumers.replication.row_slots import SlotsUnknown
 from headrace.consumers.replication.transfers import HandOver
+from headrace.consumers.replication.write_slots import SlotsUnknown
 from headrace.schemas.framing import FrameInvalid, codec
 from headrace.schemas.group_changes import BarrierPhase, HandOverPosition, Rank, from_runs, to_runs
 from headrace.schemas.messages import Delete, Leadership, Load, Seal, decode_message

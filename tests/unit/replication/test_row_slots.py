@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.distinct_slots import DistinctSlots
-from headrace.consumers.replication.row_slots import row_slots, rows_of_slots
+from headrace.consumers.store.slots import row_slots, rows_of_slots
 from headrace.schemas.payload import decode_rows, encode_rows
 from headrace.schemas.series import bucket_of, slot_of
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, DatabaseSchema
