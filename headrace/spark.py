@@ -27,7 +27,7 @@ class BatchesUnlimited(HeadraceError):
 def register(spark: SparkSession, *, small_rows: bool = False) -> None:
     """Make `format("headrace")` known to a session, and let sources push filters, see the option `pushFilters`.
 
-    `small_rows`: no row that the session hands to Python has more than 100 KB. Then the sink takes a fifth less time:
+    `small_rows`: no row that the session hands to Python has more than 100 KB. Then the sink takes less time:
     after each row Spark asks every column how many bytes its batch has by then. Raises BatchesUnlimited.
     """
     if small_rows:
