@@ -49,7 +49,7 @@ class SyncSimulation:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.clock = ManualClock()
+        self.clock = ManualClock(1.0)
         self.topics = Topics("c")
         self.faults = True
         self.log = MemoryLog()
