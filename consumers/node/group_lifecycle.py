@@ -150,7 +150,7 @@ class GroupLifecycle:
         group.stop()
         if not group.store.retire():
             return "queries that read its files have ended"
-        self._local.remove(topic, group, self._log_consumer.durable_version(topic))
+        self._local.remove(topic, group)
         self._local.groups.remove(topic)
         self._log_consumer.dismiss(topic)
         self._positions.dismiss(topic)

@@ -185,7 +185,7 @@ class LocalGroups:
             # before its first record, so it goes as well, and the group recovers like one with an empty
             # directory.
             aside = Store.quarantine(self.directory, key)
-            self.journal.forget_all(key, self.journal.newest_version(key))
+            self.journal.forget_all(key)
             _log.error("store damaged, quarantined", group=key, directory=str(aside), error=str(error))
             self.warnings.append(
                 f"the store of group {key} was damaged ({error.message}); "
@@ -239,12 +239,12 @@ class LocalGroups:
         self._mark_short_of_gap(topic, group)
         return group
 
-    def remove(self, topic: str, group: Group, newest_version: int) -> None:
+    def remove(self, topic: str, group: Group) -> None:
         """Close a group that goes; its directories stay until `delete`."""
         self.discard(group)
         # Behind the store: what a crash in between leaves in the journal, the next start deletes, because the group
         # is not one of its own.
-        self.journal.remove(group.key, newest_version)
+        self.journal.remove(group.key)
         self._displace(topic)
 
     def _displace(self, topic: str) -> None:
@@ -303,7 +303,7 @@ class LocalGroups:
         self._join_gap(topic, group)
         # A crash after a seal, or after a swap, leaves entries that are older than the store.
         if newest <= begin:
-            self.journal.forget_all(group.key, newest)
+            self.journal.forget_all(group.key)
         # Entries that wait for a table are read and not applied.
         if last is not None and last.version > group.replica.state.version:
             newest_read = Cursor(last.version, last.offset, record_digest(last.value))

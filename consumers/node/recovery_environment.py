@@ -155,10 +155,9 @@ class NodeRecoveryEnvironment:
             raise GroupBusy(f"group {old.name} is still applying records of its log", retriable=True)
         # In this order: a store that is open must not be renamed. The journal's entries go last, since a
         # start skips those that are older than the store, and so a crash at any step loses nothing.
-        newest = self._log_consumer.durable_version(topic)
         self._local.discard(old)
         finish_swap(self.directory, old.directory_name)
-        self._local.journal.forget_all(old.key, newest)
+        self._local.journal.forget_all(old.key)
         group = self._local.open_group(topic)
         group.start()
         # The cursor first: no thread may find the new group together with the old position in its log.

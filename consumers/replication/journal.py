@@ -72,6 +72,8 @@ class Journal:
             group, version = _parse_key(key)
             self._recovered.setdefault(group, []).append(version)
         self._oldest = {group: versions[0] for group, versions in self._recovered.items() if versions}
+        # What may be in the files, also of an append that failed: whoever reads the log knows only what counts.
+        self._newest = {group: versions[-1] for group, versions in self._recovered.items() if versions}
 
     def newest_version(self, group: str) -> int:
         """Version of a group's newest recovered entry, 0 when there is none."""
@@ -103,7 +105,8 @@ class Journal:
     def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
         """Make the entries of all groups durable together.
 
-        Raises the write-ahead log's errors, and then none of them counts.
+        Raises the write-ahead log's errors, and then none of them counts. Those of some groups may be in the files
+        all the same, until they are appended again or the group is forgotten.
         """
         groups = [group for group, found in entries.items() if found]
         with self._lock:
@@ -111,8 +114,10 @@ class Journal:
                 # Only the last update syncs: a synced update makes all earlier ones durable, so one poll costs
                 # one fdatasync.
                 puts = [Put((_key(group, entry.version), _encode(entry))) for entry in entries[group]]
-                self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
+                # Before the update: one that fails may have written, and so may those of the groups before it.
                 self._oldest.setdefault(group, entries[group][0].version)
+                self._newest[group] = max(self._newest.get(group, 0), entries[group][-1].version)
+                self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
 
     def forget(self, group: str, up_to_version: int) -> None:
         """Delete a group's entries up to a version: they are in segments."""
@@ -128,23 +133,25 @@ class Journal:
                     oldest = before.oldest
                 self._unsynced[group] = _Deletes(transaction, oldest)
 
-    def forget_all(self, group: str, newest_version: int) -> None:
-        """Delete every entry of a group up to its newest, durably: another member's files hold more.
+    def forget_all(self, group: str) -> None:
+        """Delete every entry of a group, durably: another member's files hold more.
 
-        The next entry may leave a gap.
+        Also what an append that failed has left. The next entry may leave a gap.
         """
         # Synced, unlike after a seal: these entries may be of wrong data, and the caller clears next, durably,
         # the mark of that. After a power cut they would be applied on top of the right data.
+        newest = self._newest.get(group, 0)
         try:
-            self.forget(group, newest_version)
+            self.forget(group, newest)
             self._wal.sync()
         except LogFailed:
             # After a failed sync the consuming thread repairs the journal at its next append: there is none while
             # every group of the node recovers.
             self.checkpoint()
-            self.forget(group, newest_version)
+            self.forget(group, newest)
             self._wal.sync()
         self._oldest.pop(group, None)
+        self._newest.pop(group, None)
         self._recovered.pop(group, None)
 
     def add(self, group: str) -> None:
@@ -154,10 +161,10 @@ class Journal:
             free = next(number for number in range(PARTITIONS_MAX) if number not in taken)
             self._partitions.setdefault(group, free)
 
-    def remove(self, group: str, newest_version: int) -> None:
+    def remove(self, group: str) -> None:
         """Delete every entry of a group that takes no more, durably, and free its partition."""
         if group in self._partitions:
-            self.forget_all(group, newest_version)
+            self.forget_all(group)
             with self._lock:
                 del self._partitions[group]
 
@@ -166,9 +173,8 @@ class Journal:
         # A crash came between the end of a group at this node and the cut of its partition.
         others = [group for group in self._recovered if group not in self._partitions]
         for group in others:
-            newest = self.newest_version(group)
             self.add(group)
-            self.remove(group, newest)
+            self.remove(group)
         return others
 
     def checkpoint(self) -> None:

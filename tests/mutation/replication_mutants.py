@@ -400,8 +400,8 @@ REPLICATION = (
     Mutant(
         "replaced_entries_forgotten_without_a_sync",
         "replication/journal.py",
-        "        try:\n            self.forget(group, newest_version)\n            self._wal.sync()\n",
-        "        try:\n            self.forget(group, newest_version)\n",
+        "        try:\n            self.forget(group, newest)\n            self._wal.sync()\n",
+        "        try:\n            self.forget(group, newest)\n",
         (JOURNAL,),
     ),
     Mutant(
@@ -423,6 +423,16 @@ REPLICATION = (
         "replication/journal.py",
         "        self._oldest.pop(group, None)\n",
         "",
+        (JOURNAL,),
+    ),
+    Mutant(
+        "entries_of_a_failed_append_unknown",
+        "replication/journal.py",
+        "                self._newest[group] = max(self._newest.get(group, 0), entries[group][-1].version)\n"
+        "                self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])\n",
+        "                self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])\n"
+        "                if number == len(groups):\n"
+        "                    self._newest.update({name: entries[name][-1].version for name in groups})\n",
         (JOURNAL,),
     ),
 )

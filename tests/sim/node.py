@@ -133,9 +133,9 @@ class CheckedJournal(Journal):
         for found in entries.values():
             self.promised.update({entry.version: rows.digest(entry.value) for entry in found})
 
-    def forget_all(self, group: str, newest_version: int) -> None:
+    def forget_all(self, group: str) -> None:
         """See Journal."""
-        super().forget_all(group, newest_version)
+        super().forget_all(group)
         self.promised.clear()
 
 

@@ -42,9 +42,31 @@ def test_entries_that_another_members_files_replaced_never_come_back(end: str) -
     disk, directory = SimulatedDisk(), Path("/journal")
     journal = Journal(directory, ("a", "b"), disk, maintained=False)
     journal.append({"a": [entry("a", version, b"wrong") for version in range(101, 111)], "b": [entry("b", 1, b"1")]})
-    journal.forget_all("a", 110)
+    journal.forget_all("a")
     again = Journal(directory, ("a", "b"), getattr(disk, end)(), maintained=False)
     assert [0, 1] == [again.newest_version(group) for group in ("a", "b")]
+
+
+@pytest.mark.parametrize("end", ["kill", "crash"])
+def test_entries_that_a_failed_append_left_are_forgotten_with_the_others(end: str) -> None:
+    """The update of one group is written before that of another fails, and counts for nobody: after another member's
+    files took the group's place, a start applies none of it to them.
+    """
+    disk, directory = SimulatedDisk(), Path("/journal")
+    disk.random = Chosen()
+    journal = Journal(directory, ("a", "b"), disk, maintained=False)
+    journal.append({"a": [entry("a", version, b"old") for version in range(1, 11)], "b": [entry("b", 1, b"1")]})
+    disk.fail("write", 2)
+    with pytest.raises(OSError, match="injected"):
+        journal.append({"a": [entry("a", version, b"old") for version in range(11, 16)], "b": [entry("b", 2, b"2")]})
+    journal.forget_all("a")
+    journal.append({"a": [entry("a", 13, b"new")], "b": [entry("b", 2, b"2")]})
+    left = getattr(disk, end)()
+    again = Journal(directory, ("a", "b"), left, maintained=False)
+    assert [entry("a", 13, b"new")] == list(again.recovered("a", 12))
+    assert {"a": [13], "b": [1, 2]} == again._recovered
+    again.forget_all("a")
+    assert 0 == Journal(directory, ("a", "b"), left.kill(), maintained=False).newest_version("a")
 
 
 def test_a_gap_in_the_journal_is_an_error(tmp_path: Path) -> None:
@@ -66,7 +88,7 @@ def test_a_group_is_forgotten_although_a_sync_has_failed() -> None:
     disk.fail("data", 1)
     with pytest.raises(StateUnknown):
         journal.append({"a": [entry("a", 2, b"2")]})
-    journal.forget_all("a", 2)
+    journal.forget_all("a")
     journal.append({"a": [entry("a", 7, b"7")]})
     journal.close()
     again = Journal(Path("/sim/journal"), ("a",), disk, maintained=False)
@@ -82,8 +104,8 @@ def test_entries_are_forgotten_although_the_sync_of_that_failed(end: str) -> Non
     journal.forget("b", 1)
     disk.fail("data", 1)
     with pytest.raises(StateUnknown):
-        journal.forget_all("a", 2)
-    journal.forget_all("a", 2)
+        journal.forget_all("a")
+    journal.forget_all("a")
     journal.forget("b", 2)
     journal.append({"b": [entry("b", 3, b"3")]})
     again = Journal(directory, ("a", "b"), getattr(disk, end)(), maintained=False)
@@ -116,7 +138,7 @@ def test_entries_behind_another_members_files_are_forgotten_like_others(tmp_path
     """The files may end at a lower version than the data that they replaced."""
     journal = Journal(tmp_path, ("a",))
     journal.append({"a": [entry("a", version, b"wrong") for version in (101, 102)]})
-    journal.forget_all("a", 102)
+    journal.forget_all("a")
     journal.append({"a": [entry("a", version, b"right") for version in (51, 52)]})
     journal.forget("a", 51)
     journal.close()
@@ -139,8 +161,8 @@ def test_a_group_that_leaves_is_cut_for_good(end: str) -> None:
     disk, directory = SimulatedDisk(), Path("/journal")
     journal = Journal(directory, ("a", "b"), disk, maintained=False)
     journal.append({"a": [entry("a", 1, b"a"), entry("a", 2, b"a")], "b": [entry("b", 1, b"b")]})
-    journal.remove("a", 2)
-    journal.remove("a", 2)
+    journal.remove("a")
+    journal.remove("a")
     journal.add("c@2")
     journal.add("c@2")
     journal.append({"c@2": [entry("c@2", 7, b"c")], "b": [entry("b", 2, b"b")]})
