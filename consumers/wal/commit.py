@@ -173,7 +173,7 @@ class GroupCommit:
     def _sync_written(self) -> None:
         """With the sync lock held: one sync for each dirty journal.
 
-        After a failure the log refuses updates.
+        After a failure the log refuses updates. Raises DurabilityUnknown when the log failed meanwhile.
         """
         writer = self._writer
         try:
@@ -191,9 +191,15 @@ class GroupCommit:
                 writer.fail(f"sync of a journal: {error}")
             raise
         writer.files.step("update: journals synced")
-        # Without the write lock: only the holder of the sync lock raises it, and a frame that carries the value of
-        # before states too little, which is never wrong.
-        writer.durable = target
+        with writer.lock:
+            # The kernel reports an error of writeback once for a descriptor: the sync of a cut on the same one may have
+            # taken that of these pages. It runs under the write lock, and so behind it the failure is known. It is
+            # still there: the checkpoint that ends it waits for the sync lock.
+            if writer.failure is not None:
+                raise DurabilityUnknown(
+                    f"the log failed while transactions up to {target} were synced: {writer.failure}"
+                )
+            writer.durable = target
 
 
 def _interrupted(member: Transaction) -> LogFailed | DurabilityUnknown:

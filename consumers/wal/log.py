@@ -234,7 +234,8 @@ class WriteAheadLog:
             return
         if writer.dirty:
             commit.sync()
-        with writer.lock:
+        # Behind a sync that still runs: its callers would take the close for a failure of the log.
+        with commit.sync_lock, writer.lock:
             # Callers that passed `_opened` before the close are
             # refused here instead of writing to a released directory.
             writer.fail("it was closed")

@@ -65,6 +65,13 @@ WAL = (
         (FAULTS, LOG),
     ),
     Mutant(
+        "failure_during_a_sync_ignored",
+        "wal/commit.py",
+        "            if writer.failure is not None:\n                raise DurabilityUnknown(",
+        "            if False:\n                raise DurabilityUnknown(",
+        (ORDER,),
+    ),
+    Mutant(
         "watermark_at_what_came_during_the_sync",
         "wal/commit.py",
         "writer.durable = target",

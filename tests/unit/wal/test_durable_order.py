@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.connectors.files import FileLayer
 from headrace.consumers.wal import (
     BytesSerde,
     CheckpointFailed,
@@ -217,6 +218,79 @@ def test_an_update_during_a_sync_is_not_durable_with_it() -> None:
     assert (1, 2) == (log.durable_transaction, log.last_transaction)
     log.sync()
     assert 2 == log.durable_transaction
+
+
+class Shared(SimulatedDisk):
+    """Of two syncs of one file at the same time, the one that ends first takes the error; the other one succeeds."""
+
+    def __init__(self, opened_during: Any) -> None:
+        super().__init__()
+        self.armed = False
+        self.during = opened_during
+
+    def sync_data(self, descriptor: int) -> None:
+        """See FileLayer."""
+        if self.armed:
+            self.armed = False
+            self.during()
+        else:
+            super().sync_data(descriptor)
+
+
+@pytest.mark.parametrize("call", ["update", "sync"])
+def test_a_sync_during_which_the_log_fails_makes_nothing_durable(call: str) -> None:
+    """The sync of a cut has taken the error of the pages that this one was for, and reported it: this one returns
+    without an error. An acknowledged transaction would be removed by the repair.
+    """
+
+    def failed_update() -> None:
+        disk.fail("write", 1)
+        disk.fail("data", 1)
+        with pytest.raises(DurabilityUnknown):
+            log.update([Put((b"failed", b"1"))])
+
+    disk = Shared(failed_update)
+    log = opened(DIRECTORY, disk)
+    log.update([Put((b"good", b"1"))], sync=True)
+    log.update([Put((b"unsynced", b"1"))])
+    disk.armed = True
+    with pytest.raises(DurabilityUnknown, match="the log failed while") as caught:
+        {"update": lambda: log.update([Put((b"b", b"1"))], sync=True), "sync": log.sync}[call]()
+    assert (3 if call == "update" else None) == caught.value.transaction
+    assert 1 == log.durable_transaction
+    log.checkpoint()
+    log.close()
+    assert {b"good": b"1"} == recovered(DIRECTORY, disk)
+
+
+def test_a_close_is_no_failure_of_a_sync_that_runs(tmp_path: Path) -> None:
+    """Its caller has what it was promised: the close waits for it."""
+    syncing, resume = threading.Event(), threading.Event()
+
+    class Slow(FileLayer):
+        slow = False
+
+        def sync_data(self, descriptor: int) -> None:
+            if self.slow:
+                syncing.set()
+                assert resume.wait(60)
+            super().sync_data(descriptor)
+
+    files = Slow()
+    log = opened(tmp_path, files)
+    log.update([Put((b"a", b"1"))], sync=True)
+    files.slow = True
+    numbers: list[int] = []
+    threads = [threading.Thread(target=lambda: numbers.append(log.update([Put((b"b", b"1"))], sync=True)))]
+    threads[0].start()
+    assert syncing.wait(60)
+    threads.append(threading.Thread(target=log.close))
+    threads[1].start()
+    threads[1].join(0.1)
+    resume.set()
+    for thread in threads:
+        thread.join(60)
+    assert [2] == numbers
 
 
 def test_an_interrupted_leader_reports_no_success_for_its_group() -> None:
