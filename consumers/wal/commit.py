@@ -53,7 +53,7 @@ class GroupCommit:
         self._writer = writer
         self._lock = threading.Lock()
         self._waiting: list[Transaction] = []
-        self._has_leader = False
+        self._leader: Transaction | None = None
 
     def commit(self, transaction: Transaction) -> None:
         """Writes the transaction; on return it and all before it are durable, or its `error` is set."""
@@ -65,51 +65,48 @@ class GroupCommit:
                 self._writer.append((transaction,))
             if transaction.error is not None:
                 return
-        # A bare lock for each waiter instead of a condition:
-        # it wakes exactly one thread, without a second lock.
-        gate = None
-        with self._lock:
-            self._waiting.append(transaction)
-            if self._has_leader:
-                gate = transaction.gate = _thread.allocate_lock()
-                # Acquired before the leader can see the transaction: a release that came first would be an error.
+        try:
+            gate = self._join(transaction)
+            if gate is not None:
                 gate.acquire()
-            else:
-                self._has_leader = True
-        if gate is None or self._wait(transaction, gate):
-            self._lead()
+            # Without a gate, or promoted: whoever is neither has been a member of a group that has ended.
+            if self._leader is transaction:
+                self._lead(transaction)
+        except BaseException:
+            self._leave(transaction)
+            raise
         self.waits_ns.append(time.perf_counter_ns() - started_ns)
 
-    def _wait(self, transaction: Transaction, gate: threading.Lock) -> bool:
-        """Waits for the end of the transaction's group.
-
-        True when the caller must lead the next group instead.
-        """
-        try:
+    def _join(self, transaction: Transaction) -> threading.Lock | None:
+        """Lines the transaction up; returns what its caller waits for, None when it leads."""
+        with self._lock:
+            if self._leader is None:
+                self._waiting.append(transaction)
+                self._leader = transaction
+                return None
+            # A bare lock for each waiter instead of a condition:
+            # it wakes exactly one thread, without a second lock.
+            gate: threading.Lock = _thread.allocate_lock()
+            # Acquired before the leader can see the transaction: a release that came first would be an error.
             gate.acquire()
-        except BaseException:
-            self._abandon(transaction)
-            raise
-        return transaction.is_leader
+            transaction.gate = gate
+            self._waiting.append(transaction)
+            return gate
 
-    def _abandon(self, transaction: Transaction) -> None:
-        # An interrupted caller may have been promoted at this
-        # moment. Without a new leader all waiters would block.
+    def _leave(self, transaction: Transaction) -> None:
+        """Takes a caller out of the line; one that leads appoints the next. A second call does nothing."""
+        # An interrupted caller (KeyboardInterrupt) may be a waiter, a waiter that was promoted at this moment, or a
+        # leader that still waits for the running sync. Nobody writes for it any more, and nobody waits for it.
         with self._lock:
             if transaction in self._waiting:
                 self._waiting.remove(transaction)
-                if transaction.is_leader:
-                    self._promote_next()
+            if self._leader is transaction:
+                # The one that arrived first: the group that it takes has everybody who waits, so nobody starves.
+                self._leader = self._waiting[0] if self._waiting else None
+                if self._leader is not None:
+                    self._leader.gate.release()
 
-    def _promote_next(self) -> None:
-        if self._waiting:
-            # The one that arrived first: the group that it takes has everybody who waits, so nobody starves.
-            self._waiting[0].is_leader = True
-            self._waiting[0].gate.release()
-        else:
-            self._has_leader = False
-
-    def _lead(self) -> None:
+    def _lead(self, transaction: Transaction) -> None:
         group: list[Transaction] = []
         completed = False
         try:
@@ -128,8 +125,7 @@ class GroupCommit:
                     member.error = _interrupted(member)
                 if member.gate is not None:
                     member.gate.release()
-            with self._lock:
-                self._promote_next()
+            self._leave(transaction)
 
     def _write_and_sync(self, group: list[Transaction]) -> None:
         with self._writer.lock:

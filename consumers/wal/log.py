@@ -156,7 +156,7 @@ class WriteAheadLog:
         and so does every earlier one. `partition` selects the journal (None: the log does). An empty update
         returns the newest id. Raises the exception of the serde, `UnsupportedKey`, `UpdateFailed` (not
         written, try again), `LogFailed` (an earlier sync failed: call `checkpoint()`), `DurabilityUnknown`
-        (written, sync failed).
+        (written, sync failed). After an interrupt (KeyboardInterrupt) it may be written, durable, or neither.
         """
         writer, commit = self._opened()
         if partition is not None and not 0 <= partition < self.partitions:

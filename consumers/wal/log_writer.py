@@ -20,7 +20,7 @@ from headrace.consumers.wal.wal_recovery import Recovered, write_manifest
 class Transaction:
     """One update in progress: encoded, then written (`number` > 0) or refused (`error`)."""
 
-    __slots__ = ("encoded", "error", "failures_before", "gate", "is_leader", "number", "partition")
+    __slots__ = ("encoded", "error", "failures_before", "gate", "number", "partition")
 
     def __init__(self, encoded: Encoded, partition: int) -> None:
         self.encoded = encoded
@@ -29,7 +29,6 @@ class Transaction:
         self.failures_before = 0
         self.error: BaseException | None = None
         self.gate: Any = None
-        self.is_leader = False
 
 
 class LogWriter:

@@ -102,8 +102,15 @@ WAL = (
     Mutant(
         "interrupted_waiter_promotes_nobody",
         "wal/commit.py",
-        "                if transaction.is_leader:\n                    self._promote_next()\n",
-        "",
+        "            if self._leader is transaction:\n                # The one",
+        "            if False:\n                # The one",
+        (ORDER,),
+    ),
+    Mutant(
+        "interrupted_leader_stays_in_the_line",
+        "wal/commit.py",
+        "            if transaction in self._waiting:\n",
+        "            if False:\n",
         (ORDER,),
     ),
     Mutant(

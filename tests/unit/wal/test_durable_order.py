@@ -338,13 +338,53 @@ def test_a_waiter_that_gives_up_as_it_is_promoted_promotes_the_next() -> None:
     for waiter in waiters:
         waiter.gate = _thread.allocate_lock()
         waiter.gate.acquire()
-    commit._has_leader, commit._waiting = True, list(waiters)
-    commit._promote_next()
-    commit._abandon(waiters[0])
-    assert [(True, False), (False, True)] == [(each.is_leader, each.gate.locked()) for each in waiters[1:]]
-    commit._abandon(waiters[2])
-    commit._abandon(waiters[1])
-    assert not commit._has_leader
+    leader = commit._leader = Transaction(Encoded(), 0)
+    commit._waiting = list(waiters)
+    commit._leave(leader)
+    assert commit._leader is waiters[0]
+    commit._leave(waiters[0])
+    assert commit._leader is waiters[1]
+    assert [False, True] == [each.gate.locked() for each in waiters[1:]]
+    commit._leave(waiters[2])
+    commit._leave(waiters[1])
+    commit._leave(waiters[1])
+    assert commit._leader is None
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_leader_that_is_interrupted_before_its_group_leaves_the_line(large: bool) -> None:
+    """Ctrl-C while it waits for the sync that runs: the next one leads, and what was not written yet never is."""
+    log: Any = opened(DIRECTORY, disk := SimulatedDisk())
+    commit, outcomes = log._commit, dict[str, object]()
+    real = commit.sync_lock
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            commit.sync_lock = real
+            wait_until(lambda: len(commit._waiting) == 2)
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None:
+            """Never entered."""
+
+    def work(key: str, value: bytes) -> None:
+        try:
+            outcomes[key] = log.update([Put((key.encode(), value))], sync=True)
+        except BaseException as error:
+            outcomes[key] = type(error)
+
+    commit.sync_lock = Interrupted()
+    first = threading.Thread(target=work, args=("first", LARGE if large else b"1"), daemon=True)
+    second = threading.Thread(target=work, args=("second", b"2"), daemon=True)
+    first.start()
+    wait_until(lambda: len(commit._waiting) == 1)
+    second.start()
+    for thread in (first, second):
+        thread.join(20)
+    assert {"first": KeyboardInterrupt, "second": 2 if large else 1} == outcomes
+    assert (3 if large else 2) == log.update([Put((b"third", b"3"))], sync=True)
+    log.close()
+    assert ({b"first", b"second", b"third"} if large else {b"second", b"third"}) == set(recovered(DIRECTORY, disk))
 
 
 def test_failing_checkpoints_leave_no_journals_behind() -> None:
