@@ -33,9 +33,7 @@ from headrace.schemas.errors import HeadraceError
 RECOVERING = "recovering"
 """`{data}/recovering/{group}`: a copy under way."""
 RECOVERED = "recovered"
-"""`{data}/recovered/{group}`: a complete, verified copy that takes the place of the store, also after a
-crash.
-"""
+"""`{data}/recovered/{group}`: a complete, verified copy that takes the place of the store, also after a crash."""
 REPLACED = "replaced"
 """`{data}/replaced/{group}`: the store it took the place of, until that is deleted."""
 SNAPSHOTS = "snapshots"
@@ -369,6 +367,8 @@ def finish_swap(data_directory: Path, group: str) -> None:
     # `recovered` is deleted last of the copy: while it exists, a start after a crash repeats the steps that
     # are left.
     if copied.exists():
+        # Whoever committed it may have failed, or been killed, before the sync of its name.
+        fsync_directory(copied.parent)
         for part in PARTS:
             _swap_part(copied / part / group, data_directory / part / group, aside / part)
         shutil.rmtree(copied)
@@ -386,8 +386,10 @@ def finish_swaps(data_directory: Path) -> list[str]:
 
 
 def _swap_part(new: Path, place: Path, aside: Path) -> None:
-    # Absent after a crash: this part was moved before.
     if not new.exists():
+        # Moved before, by a call that perhaps ended at its sync: a power cut would take the move back.
+        if place.exists():
+            fsync_directory(place.parent)
         return
     if place.exists():
         # While the old store is in its place, a directory aside is of an earlier swap.

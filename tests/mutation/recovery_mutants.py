@@ -391,10 +391,10 @@ RECOVERY = (
     Mutant(
         "committed_copy_deleted_first",
         "recovery/file_copy.py",
-        "    if copied.exists():\n        for part in PARTS:\n"
+        "        fsync_directory(copied.parent)\n        for part in PARTS:\n"
         "            _swap_part(copied / part / group, data_directory / part / group, aside / part)\n"
         "        shutil.rmtree(copied)\n",
-        '    if copied.exists():\n        copied = copied.rename(copied.with_name(f"{group}.done"))\n'
+        '        copied = copied.rename(copied.with_name(f"{group}.done"))\n'
         "        for part in PARTS:\n"
         "            _swap_part(copied / part / group, data_directory / part / group, aside / part)\n"
         "        shutil.rmtree(copied)\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace.consumers.recovery import file_copy
 from headrace.consumers.recovery.file_copy import (
     PARTS,
     RECOVERED,
@@ -69,6 +72,44 @@ def test_the_steps_of_a_swap_are_durable_in_their_order(tmp_path: Path, events: 
     finish_swap(tmp_path, "g")
     for part in PARTS:
         assert ("sync", part) in events[events.index(("rename", f"{part}/g")) :]
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_a_swap_that_failed_at_a_sync_is_durable_before_the_old_store_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Whichever sync failed: a power cut during the next attempt finds the new store in its place, or the old one."""
+    for place, name in ((tmp_path, "old"), (tmp_path / RECOVERING / "g", "new")):
+        for part in PARTS:
+            (place / part / "g").mkdir(parents=True)
+            (place / part / "g" / name).touch()
+    unsynced, calls, real = set[str](), [0], {name: getattr(os, name) for name in ("fsync", "rename")}
+
+    def fsync(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == nth:
+            raise OSError(errno.EIO, "injected")
+        unsynced.discard(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+
+    def rename(source: Path, target: Path) -> None:
+        real["rename"](source, target)
+        unsynced.update(os.path.relpath(Path(each).parent, tmp_path) for each in (source, target))
+
+    def rmtree(path: Path, **named: Any) -> None:
+        if path.exists():
+            assert not unsynced & {RECOVERED, *PARTS}, path
+        real_rmtree(path, **named)
+
+    real_rmtree = file_copy.shutil.rmtree
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(file_copy.shutil, "rmtree", rmtree)
+    for step in (commit_copy, finish_swap):
+        with contextlib.suppress(OSError):
+            step(tmp_path, "g")
+    finish_swap(tmp_path, "g")
+    # The first one is that of the directory of decided copies: nothing was decided.
+    assert [["new" if nth > 1 else "old"]] * 2 == [os.listdir(tmp_path / part / "g") for part in PARTS]
 
 
 def test_an_empty_store_has_nothing_of_an_unfinished_copy(tmp_path: Path) -> None:
