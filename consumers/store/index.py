@@ -191,8 +191,12 @@ class Index:
         self._format = max(self._format, changes.needed_format)
 
     def checkpoint(self, directory: Path) -> None:
-        """A consistent copy of the index in a new directory, hard-linked where RocksDB can."""
-        Checkpoint(self._database).create_checkpoint(str(directory))
+        """A consistent copy of the index in a new directory, hard-linked where RocksDB can. Raises StoreError."""
+        try:
+            Checkpoint(self._database).create_checkpoint(str(directory))
+        except Exception as error:
+            # What is damaged are the files of this index; anything else is in the way of the new one.
+            raise _store_error(error, self.directory if "Corruption" in str(error) else directory) from error
 
     def close(self) -> None:
         """Releases the directory; a second call does nothing. Every commit was synced before."""

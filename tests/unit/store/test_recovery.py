@@ -23,6 +23,7 @@ from headrace.consumers.store import (
     StoreSettings,
     StoreUnwritable,
 )
+from headrace.consumers.store import index as index_module
 from headrace.consumers.store.index import FAMILIES, Index
 from headrace.schemas.framing import SchemaUnknown
 from tests.unit.store.builders import Row, contents, expected, seal, write
@@ -322,6 +323,42 @@ def test_a_snapshot_is_a_store(store: Store, tmp_path: Path) -> None:
     assert expected(ROWS) == contents(copy)
     assert {entry.name: entry.content_digest for entry in entries} == copy.digests()
     copy.close()
+
+
+def test_a_snapshot_of_the_index_that_cannot_be_written_is_an_error_of_the_store(store: Store, tmp_path: Path) -> None:
+    """As of its segments: the caller frees the disk and tries again, and the store is not taken for damaged."""
+    write(store, 1, ROWS)
+    store.snapshot(tmp_path / "copy")
+    with pytest.raises(StoreUnwritable, match="copy"):
+        store.snapshot(tmp_path / "copy")
+    store.snapshot(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("IO error: No space left on device: While appending to file", StoreFull),
+        ("IO error: No such file or directory: While mkdir", StoreUnwritable),
+        ("Corruption: Can't access /000012.sst", StoreDamaged),
+    ],
+)
+def test_what_refuses_a_snapshot_of_the_index_has_its_class(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception]
+) -> None:
+    """A directory that is missing at the copy is no damage of the index."""
+
+    class Refused:
+        def __init__(self, _: Any) -> None:
+            pass
+
+        def create_checkpoint(self, _: str) -> None:
+            raise Exception(text)
+
+    monkeypatch.setattr(index_module, "Checkpoint", Refused)
+    index = Index(home / "index", SETTINGS)
+    with pytest.raises(kind):
+        index.checkpoint(tmp_path / "copy")
+    index.close()
 
 
 def test_readers_always_see_one_instant(store: Store) -> None:
