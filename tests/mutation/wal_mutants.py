@@ -103,7 +103,7 @@ WAL = (
         "interrupted_waiter_promotes_nobody",
         "wal/commit.py",
         "            if self._leader is transaction:\n                # The one",
-        "            if False:\n                # The one",
+        "            if self._leader is transaction and transaction.gate is None:\n                # The one",
         (ORDER,),
     ),
     Mutant(
