@@ -60,24 +60,46 @@ def _sync_each(sync: Callable[[str], None], names: Sequence[str]) -> None:
         sync(name)
 
 
+_found_durable: set[str] = set()
+"""Directories that existed, of which this process has synced the name: a sync costs milliseconds on a busy disk."""
+
+
 def create_directories(directory: AnyPath) -> Path:
     """Creates `directory` and its missing parents, each durable in its own parent; returns the path.
 
-    An `OSError` names in `filename` what is in the way: the parent that is a file or may not be written.
+    Also what an earlier call has only made, because it failed or was killed before its sync. An `OSError` names in
+    `filename` what is in the way: the parent that is a file or may not be written.
     """
     path = Path(directory)
     missing = []
     while not path.exists():
         missing.append(path)
         path = path.parent
+    # The lowest that exists, and none above it: an earlier call has synced each before it made the next one.
+    _sync_found(path)
     # From the top down: a synced child under an unsynced parent is unreachable after a power cut.
     for child in reversed(missing):
+        _found_durable.discard(os.path.abspath(child))
         try:
             child.mkdir(exist_ok=True)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, str(_in_the_way(child))) from None
         fsync_directory(child.parent)
     return Path(directory)
+
+
+def _sync_found(directory: Path) -> None:
+    """Makes the name of a directory that exists durable, once in a process."""
+    name = os.path.abspath(directory)
+    # The name of a mount point is on another file system, and nothing that this process has made.
+    if name in _found_durable or os.path.ismount(name):
+        return
+    try:
+        fsync_directory(os.path.dirname(name))
+    except PermissionError:
+        # A directory that may be entered and not read, of another owner: it cannot be synced from here.
+        return
+    _found_durable.add(name)
 
 
 def _in_the_way(directory: Path) -> Path:

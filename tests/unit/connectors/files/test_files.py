@@ -59,11 +59,67 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: Any) 
 
 
 def test_new_directories_are_synced_in_their_parents(tmp_path: Path, calls: list[str]) -> None:
-    """One sync for each that was missing, none for those that exist."""
+    """One sync for each that was missing, and in each process one for that which was found."""
     assert tmp_path / "a" / "b" == create_directories(tmp_path / "a" / "b")
-    assert ["fsync"] * 2 == calls
+    assert ["fsync"] * 3 == calls
+    for _ in range(3):
+        create_directories(tmp_path / "a" / "b")
+    assert ["fsync"] * 4 == calls
+
+
+class UnsyncedNames:
+    """Directories that were made since the last sync of their parent; the nth next sync fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names = set[str]()
+        self.fails_in = 0
+        self._mkdir = Path.mkdir
+        monkeypatch.setattr(os, "fsync", self._sync)
+        monkeypatch.setattr(
+            Path, "mkdir", lambda path, **named: (self._mkdir(path, **named), self.names.add(str(path)))
+        )
+
+    def _sync(self, descriptor: int) -> None:
+        self.fails_in -= 1
+        if self.fails_in == 0:
+            raise OSError(5, "injected")
+        at = os.readlink(f"/proc/self/fd/{descriptor}")
+        self.names = {name for name in self.names if os.path.dirname(name) != at}
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_directories_that_a_failed_call_made_are_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Whoever is given a directory puts files into it, and those may not go with it in a power cut."""
+    unsynced = UnsyncedNames(monkeypatch)
+    unsynced.fails_in = nth
+    with pytest.raises(OSError, match="injected"):
+        create_directories(tmp_path / "a" / "b")
     create_directories(tmp_path / "a" / "b")
-    assert ["fsync"] * 2 == calls
+    assert set() == unsynced.names
+
+
+def test_a_directory_that_is_made_again_is_not_known_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was found and synced, then deleted, and the call that made it anew failed."""
+    unsynced = UnsyncedNames(monkeypatch)
+    for _ in range(2):
+        create_directories(tmp_path / "a")
+    (tmp_path / "a").rmdir()
+    unsynced.fails_in = 1
+    with pytest.raises(OSError, match="injected"):
+        create_directories(tmp_path / "a")
+    assert {str(tmp_path / "a")} == unsynced.names
+    create_directories(tmp_path / "a")
+    assert set() == unsynced.names
+
+
+def test_a_directory_in_a_parent_that_may_not_be_read_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data directory below one that its owner made for others to enter only."""
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    assert tmp_path == create_directories(tmp_path)
 
 
 def test_a_directory_that_cannot_be_created_names_what_is_in_the_way(tmp_path: Path) -> None:
