@@ -49,7 +49,7 @@ def write_checkpoint(writer: LogWriter, commit: GroupCommit) -> int:
             raise CheckpointFailed(f"checkpoint of {writer.directory} failed: {error}", error) from error
         raise
     try:
-        _publish(writer, transaction, replay_from)
+        _publish(writer, replay_from)
         with writer.lock:
             obsolete = _drop_obsolete(writer, replay_from, referenced)
     except OSError as error:
@@ -75,7 +75,7 @@ def write_checkpoint_after_failure(writer: LogWriter, commit: GroupCommit) -> in
             replay_from, _ = writer.roll()
             writer.files.step("checkpoint: state rebuilt")
             size, referenced = _write_partial(writer, entries, writer.last, replay_from)
-            _publish(writer, writer.last, replay_from)
+            _publish(writer, replay_from)
             obsolete = _drop_obsolete(writer, replay_from, referenced)
         except OSError as error:
             raise CheckpointFailed(f"checkpoint of {writer.directory} failed: {error}", error) from error
@@ -98,9 +98,8 @@ def _write_partial(
     return size, referenced
 
 
-def _publish(writer: LogWriter, transaction: int, replay_from: int) -> None:
+def _publish(writer: LogWriter, replay_from: int) -> None:
     publish_partial(writer.files, writer.directory / SNAPSHOT_NAME)
-    writer.snapshot_transaction = transaction
     writer.replay_from = replay_from
 
 

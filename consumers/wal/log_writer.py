@@ -57,7 +57,6 @@ class LogWriter:
         self.failure: str | None = None
         self.failure_count = 0
         self.bytes_written = 0
-        self.snapshot_transaction = recovered.snapshot.transaction if recovered.snapshot else 0
         self.replay_from = recovered.snapshot.replay_from if recovered.snapshot else 0
         # Above every number that a file or the snapshot has: numbers seed the CRCs, so frames of a deleted file
         # would be valid again in one that got its number.

@@ -130,10 +130,10 @@ WAL = (
     Mutant(
         "manifest_before_the_snapshot",
         "wal/checkpoint.py",
-        "        _publish(writer, transaction, replay_from)\n        with writer.lock:\n"
+        "        _publish(writer, replay_from)\n        with writer.lock:\n"
         "            obsolete = _drop_obsolete(writer, replay_from, referenced)\n",
         "        with writer.lock:\n            obsolete = _drop_obsolete(writer, replay_from, referenced)\n"
-        "        _publish(writer, transaction, replay_from)\n",
+        "        _publish(writer, replay_from)\n",
         (FAULTS,),
     ),
     Mutant(
