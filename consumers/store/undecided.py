@@ -18,14 +18,12 @@ from headrace.consumers.store.memtable import TableKey
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, translate_errors
 from headrace.consumers.store.segment_reader import schema_of_file
-from headrace.consumers.store.staged_file import SeriesFile
+from headrace.consumers.store.staged_file import SERIES_SUFFIX, SeriesFile
 from headrace.consumers.store.store_errors import SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.tombstone_set import NO_TOMBSTONES, TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import DatabaseSchema, TableSchema
-
-SERIES_SUFFIX = ".series"
 
 
 @dataclass(frozen=True, slots=True)

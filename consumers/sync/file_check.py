@@ -20,13 +20,12 @@ from headrace.consumers.store import SeriesFile
 from headrace.consumers.store.batch_columns import one_array
 from headrace.consumers.store.segment import METADATA_PREFIX, MICROSECOND_NS, SEGMENT_FORMAT, Runs
 from headrace.consumers.store.segment_reader import runs_of_tags
+from headrace.consumers.store.staged_file import SERIES_SUFFIX
 from headrace.consumers.sync.manifest_rules import FormatTooNew, ManifestInvalid
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.series import SeriesInvalid, check_series_keys
 from headrace.schemas.sync_records import SyncFile
 from headrace.schemas.tables import TIME_COLUMN, FieldType
-
-SERIES_SUFFIX = ".series"
 
 
 class FileDamaged(HeadraceError):
