@@ -346,10 +346,6 @@ class Group:
                 self.chain_sample = (state.version, state.chain)
             self._changed.notify_all()
 
-    def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
-        """Whether everything up to an offset is applied, waited for."""
-        return self.wait_for(lambda: self.applied.offset >= offset, timeout_s)
-
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Whether a condition on the applied state became true in time.
 

@@ -144,7 +144,8 @@ def groups() -> Case:
             records = [Record("t", offset, number, None, value, HEADERS) for offset, value in enumerate(values)]
             group.enqueue([JournalEntry.of("n1", version, record) for version, record in enumerate(records, start=1)])
             try:
-                assert group.wait_for_offset(len(values) - 1, 120.0), f"stopped: {group.health.reason}"
+                applied = group.wait_for(lambda: group.applied.offset >= len(values) - 1, 120.0)
+                assert applied, f"stopped: {group.health.reason}"
                 group.store_jobs.drain()
                 assert not group.health.reason, group.health.reason
                 store.freeze(group.version + 1, 1, b"").run()

@@ -100,7 +100,8 @@ class Scene:
 
     def applied(self, group: Group) -> bool:
         """Whether a group has applied the whole log, waited for."""
-        return group.wait_for_offset(self.log.describe(TOPICS.forward(GROUP)).end - 1, 60.0)
+        newest = self.log.describe(TOPICS.forward(GROUP)).end - 1
+        return group.wait_for(lambda: group.applied.offset >= newest, 60.0)
 
     def close(self) -> None:
         """Stop all members."""
