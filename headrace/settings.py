@@ -33,6 +33,8 @@ KAFKA = "kafka"
 FLAG = "flag"
 MASK = "********"
 _SECRET = re.compile(r"password|secret|token|jaas|^ssl_key$|key\.pem$|oauthbearer\.config$")
+BOOLEANS = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
+"""How a text, in any case, is a setting that is on or off."""
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*", re.ASCII)
 
 
@@ -300,6 +302,8 @@ def _typed(value: object, kind: Any) -> object:
         return value
     if kind is int and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
+    if kind is bool:
+        return BOOLEANS.get(value.strip().lower(), value)
     if kind is float:
         try:
             return float(value)
@@ -320,6 +324,7 @@ def _kafka_text(name: str, value: object, origin: str) -> str:
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
+        "bool_type": "true or false (as a text also yes or no)",
         "int_type": "a whole number",
         "float_type": "a number",
         "string_type": "a text",

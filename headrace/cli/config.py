@@ -43,7 +43,12 @@ def show(
             )
             return
         columns = ("setting", "value", "origin", "meaning") if origin else ("setting", "value", "meaning")
-        output.table(columns, (tuple(getattr(row, _FIELDS[name]) for name in columns) for row in shown))
+        output.table(columns, (tuple(_cell(getattr(row, _FIELDS[name])) for name in columns) for row in shown))
+
+
+def _cell(value: object) -> object:
+    # A value is printed as it may be given: tables have `yes`, which TOML does not know.
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 _FIELDS = {"setting": "name", "value": "value", "origin": "origin", "meaning": "meaning"}

@@ -141,6 +141,23 @@ def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
     assert ("a", "b") == load(tmp_path, HEADRACE__NODE__NODES="a, b").node.nodes
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("False", False), ("YES", True), (" no ", False), ("TRUE", True)]
+)
+def test_a_setting_that_is_on_or_off_is_taken_from_a_text(tmp_path: Path, text: str, value: bool) -> None:
+    """The environment has texts only: true, false, yes and no are taken in any case."""
+    assert value is load(tmp_path, HEADRACE__STORE__ROLLUPS=text).store.rollups
+
+
+def test_what_config_show_prints_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is on or off is printed as the file and the environment take it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    line = next(line for line in run_show()[1].splitlines() if "store.rollups" in line)
+    assert "true" in line
+    assert load(tmp_path, "[store]\nrollups = true\n", HEADRACE__STORE__ROLLUPS="true").store.rollups
+
+
 def test_librdkafka_names_are_taken_verbatim(tmp_path: Path) -> None:
     """In the file with or without quotes, in the environment with `_` for a dot and `__` for `_`, as flags under `kafka`."""
     toml = '[kafka]\n"linger.ms" = 5\nsecurity.protocol = "SSL"\nenable.ssl.certificate.verification = false\n'
@@ -189,6 +206,8 @@ def test_unknown_names_are_errors_that_name_near_ones(
         ("", {"HEADRACE__NODE__STARTUP_TIMEOUT_S": "nan"}, "less than 0"),
         ("[store]\nseal_rows = true\n", {}, r"store.seal_rows = True \(from headrace.toml\) is not a whole number"),
         ("[store]\nseal_rows = 1.5\n", {}, "is not a whole number"),
+        ("", {"HEADRACE__STORE__ROLLUPS": "on"}, r"'on' .*is not true or false \(as a text also yes or no\)"),
+        ("[store]\nrollups = 1\n", {}, "is not true or false"),
         ("[cluster]\nname = 5\n", {}, "is not a text"),
         ("[node]\nnodes = [1]\n", {}, "is not a list of names"),
         ('[kafka]\n"linger.ms" = [1]\n', {}, r"kafka.linger.ms \(from headrace.toml\)"),
@@ -334,7 +353,8 @@ def test_every_setting_is_documented() -> None:
     """The page for operators has each setting with its default and its meaning."""
     page = (Path(__file__).parents[3] / "docs/operating/settings.md").read_text()
     for row in Settings().shown():
-        default = "none" if row.value in ("", ()) else f"`{row.value}`"
+        spelt = str(row.value).lower() if isinstance(row.value, bool) else row.value
+        default = "none" if row.value in ("", ()) else f"`{spelt}`"
         assert f"| `{row.name}` | {default} | {row.meaning} |" in page
 
 
