@@ -8,6 +8,7 @@ otherwise be silently without effect.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -25,7 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.sync.send_settings import SendSettings
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.settings import SettingsModel, user_settings
+from headrace.schemas.settings import MEGABYTES_MAX, THREADS_MAX, SettingsModel, user_settings
 
 FILE_NAME = "headrace.toml"
 PREFIX = "HEADRACE__"
@@ -58,8 +59,8 @@ LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidat
 class IngestSettings(SettingsModel):
     """What `headrace ingest run` may use; under spark-submit its own options decide."""
 
-    threads: int = Field(default=2, ge=1, description="threads of Spark, each with one Python process")
-    driver_memory_mb: int = Field(default=1_024, ge=512, description="memory of Spark's Java process")
+    threads: int = Field(default=2, ge=1, le=THREADS_MAX, description="threads of Spark, each with one Python process")
+    driver_memory_mb: int = Field(default=1_024, ge=512, le=MEGABYTES_MAX, description="memory of Spark's Java process")
     rejected_share_max: float = Field(
         default=0.5, ge=0, le=1, description="ingest stops when a greater share of 1,000 lines or more is refused"
     )
@@ -272,7 +273,8 @@ def _of_file(path: Path) -> Iterator[Reading]:
         raise SettingsInvalid(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    # TOMLDecodeError is one; the other is a number of more digits than Python reads.
+    except ValueError as error:
         raise SettingsInvalid(f"{path} is not TOML: {error}") from error
     for name, value in _flattened(content):
         _check_known(name, str(path))
@@ -300,13 +302,12 @@ def _typed(value: object, kind: Any) -> object:
         return tuple(value)
     if not isinstance(value, str):
         return value
-    if kind is int and _WHOLE_NUMBER.fullmatch(value):
-        return int(value)
     if kind is bool:
         return BOOLEANS.get(value.strip().lower(), value)
-    if kind is float:
+    if kind is float or (kind is int and _WHOLE_NUMBER.fullmatch(value)):
         try:
-            return float(value)
+            return kind(value)
+        # Also a whole number of more digits than Python reads.
         except ValueError:
             return value
     if kind == tuple[str, ...]:
@@ -344,12 +345,19 @@ def _refusal(error: ErrorDetails, readings: Mapping[str, Reading]) -> str:
     )
     if place:
         return f"{given} is not {_KINDS['tuple_type']}"
+    # No bound holds it: without this the first one would be the reason.
+    if isinstance(error["input"], float) and math.isnan(error["input"]):
+        return f"{given} is not {_KINDS['float_type']}"
     if kind in _KINDS:
         return f"{given} is not {_KINDS[kind]}"
     if kind == "greater_than_equal":
-        return f"{given} is less than {context['ge']:g}"
+        return f"{given} is less than {_figure(context['ge'])}"
     if kind == "less_than_equal":
-        return f"{given} is more than {context['le']:g}"
+        return f"{given} is more than {_figure(context['le'])}"
     if kind == "literal_error":
         return f"{given} is none of {', '.join(get_args(_known()[reading.name].annotation))}"
     return f"{given}: {error['msg']}"
+
+
+def _figure(bound: float) -> str:
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"

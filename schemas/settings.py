@@ -14,6 +14,18 @@ from pydantic.fields import FieldInfo
 
 Value = TypeVar("Value")
 
+# The most that settings may have. Each number is far beyond what is of use, and small enough for what it ends in: an
+# `int` of librdkafka or of the system in milliseconds, a long of Avro, as many threads, or members of a group.
+THREADS_MAX = 256
+MEMBERS_MAX = 256
+COUNT_MAX = 1_000_000
+ROWS_MAX = 1_000_000_000
+RECORDS_MAX = 1_000_000_000_000
+BYTES_MAX = 10_000_000_000_000
+MEGABYTES_MAX = 10_000_000
+WAIT_S_MAX = 7 * 86_400
+WAIT_MS_MAX = 1_000 * WAIT_S_MAX
+
 
 class _InternalMark:
     """Marks a field that is no setting of users."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.consumers.membership import SLOTS_DEFAULT
+from headrace.consumers.membership import SLOTS_DEFAULT, SLOTS_MAX
 from headrace.consumers.membership.balancer import Balancer, Moves, Owners, SlotCountBalancer
 from headrace.consumers.membership.ring import (
     ClusterInvalid,
@@ -29,8 +29,6 @@ from headrace.consumers.membership.slot_table_bytes import TableContent, decode_
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.series import slot_of
 from headrace.schemas.tables import DatabaseSchema
-
-SLOTS_MAX = 1 << 20
 
 
 class UnknownSlot(HeadraceError):

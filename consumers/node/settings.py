@@ -16,7 +16,7 @@ from headrace.consumers.replication.settings import ReplicationLimits, SealPolic
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.settings import WriteSettings
-from headrace.schemas.settings import SettingsModel
+from headrace.schemas.settings import MEMBERS_MAX, WAIT_S_MAX, SettingsModel
 
 IDENTITY_FILE = "node.json"
 """In a data directory: whose it is."""
@@ -37,7 +37,9 @@ class NodeSettings(SettingsModel):
         default=(),
         description="names of all nodes of a new cluster, this one among them; ignored once it exists",
     )
-    replication: int = Field(default=0, ge=0, description="nodes that hold each row of a new cluster; 0 = all of them")
+    replication: int = Field(
+        default=0, ge=0, le=MEMBERS_MAX, description="nodes that hold each row of a new cluster; 0 = all of them"
+    )
     http: str = Field(default="127.0.0.1:0", description="address of this node's HTTP surface; port 0 takes a free one")
     advertise: str = Field(
         default="", description="HOST:PORT at which others reach this node's HTTP surface; empty = as in node.http"
@@ -52,7 +54,9 @@ class NodeSettings(SettingsModel):
     log: LogKind = Field(
         default="kafka", description="kafka, or local: a cluster of this node alone, whose log is in its data_dir"
     )
-    startup_timeout_s: float = Field(default=60.0, ge=0, description="how long a starting node waits for Kafka")
+    startup_timeout_s: float = Field(
+        default=60.0, ge=0, le=WAIT_S_MAX, description="how long a starting node waits for Kafka"
+    )
     url: str = Field(
         default="", description="node to ask, HOST:PORT or a URL such as http://127.0.0.1:8080; empty = any live one"
     )

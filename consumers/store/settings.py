@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from headrace.schemas.settings import Internal, SettingsModel
+from headrace.schemas.settings import THREADS_MAX, Internal, SettingsModel
 
 
 class StoreSettings(SettingsModel):
@@ -13,7 +13,9 @@ class StoreSettings(SettingsModel):
     A segment's content digest depends neither on its row groups nor on its compression.
     """
 
-    encode_threads: int = Field(default=2, ge=1, description="threads of the node that encode the files of seals")
+    encode_threads: int = Field(
+        default=2, ge=1, le=THREADS_MAX, description="threads of the node that encode the files of seals"
+    )
     compression_level: int = Field(
         default=1, ge=1, le=22, description="zstd level of sealed files; higher is smaller and slower"
     )

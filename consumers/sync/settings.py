@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from headrace.schemas.settings import Internal, SettingsModel
+from headrace.schemas.settings import COUNT_MAX, MEGABYTES_MAX, Internal, SettingsModel
 
 
 class SyncSettings(SettingsModel):
@@ -13,12 +13,21 @@ class SyncSettings(SettingsModel):
     partitions: int = Field(
         default=8, ge=1, le=1_024, description="partitions of the topics of senders when they are made: most receivers"
     )
-    files_max: int = Field(default=64, ge=1, description="whole files that may wait at a receiver to be loaded")
-    staging_mb_max: int = Field(default=4_096, ge=1, description="their bytes; beyond that, a receiver reads no more")
+    files_max: int = Field(
+        default=64, ge=1, le=COUNT_MAX, description="whole files that may wait at a receiver to be loaded"
+    )
+    staging_mb_max: int = Field(
+        default=4_096, ge=1, le=MEGABYTES_MAX, description="their bytes; beyond that, a receiver reads no more"
+    )
     loads_max: int = Field(default=32, ge=1, le=64, description="files that a receiver verifies and loads at once")
-    uploads_max: int = Field(default=64, ge=1, description="files that a node takes from receivers at once")
+    uploads_max: int = Field(
+        default=64, ge=1, le=COUNT_MAX, description="files that a node takes from receivers at once"
+    )
     upload_mb_max: int = Field(
-        default=4_096, ge=1, description="bytes of files that wait at a node for their load; more get 503"
+        default=4_096,
+        ge=1,
+        le=MEGABYTES_MAX,
+        description="bytes of files that wait at a node for their load; more get 503",
     )
     resend_s: Internal[float] = Field(default=30.0, description="pause before missing chunks are asked for again")
     retry_s: Internal[float] = Field(default=1.0, description="pause before a step is tried again")

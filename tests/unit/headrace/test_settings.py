@@ -12,12 +12,17 @@ import pytest
 import structlog
 import typer
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from headrace.cli import config
 from headrace.cli.node import load_node_settings
+from headrace.consumers.membership import SLOTS_MAX
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.query.settings import QuerySettings
+from headrace.schemas import message_rules
+from headrace.schemas.group_changes import RECORD_SLOTS_MAX
+from headrace.schemas.settings import MEMBERS_MAX, SettingsModel, user_settings
 from headrace.settings import (
     MASK,
     SettingMissing,
@@ -203,7 +208,17 @@ def test_unknown_names_are_errors_that_name_near_ones(
     [
         ("", {"HEADRACE__STORE__SEAL_ROWS": "many"}, r"store.seal_rows = 'many' \(from HEADRACE__STORE__SEAL_ROWS\)"),
         ("", {"HEADRACE__STORE__SEAL_ROWS": "0"}, "less than 1"),
-        ("", {"HEADRACE__NODE__STARTUP_TIMEOUT_S": "nan"}, "less than 0"),
+        ("", {"HEADRACE__NODE__STARTUP_TIMEOUT_S": "nan"}, "is not a number"),
+        ("", {"HEADRACE__QUERY__SLICE_MS": "nan"}, "is not a number"),
+        ("[query]\nslice_ms = nan\n", {}, "is not a number"),
+        ("", {"HEADRACE__NODE__STARTUP_TIMEOUT_S": "1e308"}, "is more than 604,800"),
+        ("", {"HEADRACE__NODE__STARTUP_TIMEOUT_S": "inf"}, "is more than 604,800"),
+        ("", {"HEADRACE__STORE__SEAL_ROWS": "9223372036854775808"}, "is more than 1,000,000,000"),
+        ("", {"HEADRACE__QUERY__TIMEOUT_MS": "99999999999999999999"}, "is more than 604,800,000"),
+        ("", {"HEADRACE__QUERY__THREADS": "100000"}, "is more than 256"),
+        ("", {"HEADRACE__STORE__SEAL_ROWS": "9" * 5_000}, "is not a whole number"),
+        ("[store]\nseal_rows = " + "9" * 5_000 + "\n", {}, "is not TOML"),
+        ("[send]\ninterval_s = 1" + "0" * 400 + "\n", {}, "send.interval_s = 1000.* "),
         ("[store]\nseal_rows = true\n", {}, r"store.seal_rows = True \(from headrace.toml\) is not a whole number"),
         ("[store]\nseal_rows = 1.5\n", {}, "is not a whole number"),
         ("", {"HEADRACE__STORE__ROLLUPS": "on"}, r"'on' .*is not true or false \(as a text also yes or no\)"),
@@ -223,6 +238,36 @@ def test_bad_values_name_the_setting_and_where_it_is_from(
     """A value of the wrong type or out of bounds is never replaced by the default."""
     with pytest.raises(SettingsInvalid, match=expected):
         load(tmp_path, toml, **environment)
+
+
+def test_every_number_has_bounds() -> None:
+    """Each number is refused below and above what the program can work with: none starts a node that fails later."""
+    for name, field in numbers():
+        marks = {name: value for mark in field.metadata for name, value in vars_of(mark).items()}
+        assert {"ge", "gt"} & set(marks), name
+        assert marks["le"] >= field.default, name
+        # What ends in a long of Avro, or in a time-out of the system in milliseconds.
+        assert marks["le"] < 2**62, name
+        assert "timeout" not in name or marks["le"] * (1 if name.endswith("_ms") else 1_000) < 2**31, name
+
+
+def numbers() -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting that is a number."""
+    for section, holder in Settings.model_fields.items():
+        if isinstance(holder.annotation, type) and issubclass(holder.annotation, SettingsModel):
+            for name, field in user_settings(holder.annotation).items():
+                if field.annotation in (int, float):
+                    yield f"{section}.{name}", field
+
+
+def vars_of(mark: object) -> dict[str, float]:
+    """The bounds that one mark of a field sets."""
+    return {name: getattr(mark, name) for name in ("ge", "gt", "le") if hasattr(mark, name)}
+
+
+def test_bounds_are_those_of_what_they_count() -> None:
+    """Settings load no messages, so that two bounds are written down twice."""
+    assert (MEMBERS_MAX, SLOTS_MAX) == (message_rules.MEMBERS_MAX, RECORD_SLOTS_MAX)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
