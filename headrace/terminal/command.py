@@ -144,7 +144,9 @@ def configure_logging(level: str = "warning", *, json_output: bool = False) -> N
     threshold = logging.getLevelNamesMapping()[level.upper()]
     renderer: Processor = structlog.processors.JSONRenderer()
     if not json_output:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        # The default one prints the local variables of every frame, among them passwords of Kafka, and hundreds of lines.
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

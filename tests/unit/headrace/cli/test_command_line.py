@@ -140,6 +140,26 @@ def test_logs_go_to_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "detail" == json.loads(capsys.readouterr().err)["event"]
 
 
+@pytest.mark.parametrize("json_output", [False, True])
+def test_a_traceback_in_the_log_has_no_values(capsys: pytest.CaptureFixture[str], json_output: bool) -> None:
+    """Local variables of its frames may be passwords, or rows of a user."""
+    configure_logging(json_output=json_output)
+    try:
+        connect("hunter" + "2")
+    except OSError:
+        structlog.get_logger().exception("leader task failed")
+    logged = capsys.readouterr().err
+    assert "Traceback" in logged
+    assert "no such broker" in logged
+    assert "hunter2" not in logged
+
+
+def connect(password: str) -> None:
+    """Fails with a secret in a local variable."""
+    settings = {"sasl.password": password}
+    raise OSError("no such broker", len(settings))
+
+
 def test_the_environment_overrides_the_log_level_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
