@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import DelimiterOption, RowOptions
 from headrace.cli.session import require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
@@ -41,7 +42,10 @@ def register(app: typer.Typer) -> None:
 @grouped
 def backfill(
     patterns: Annotated[
-        list[str], typer.Argument(metavar="PATTERN...", help="Files, or patterns of files: 'data/**/*.parquet'.")
+        list[str],
+        typer.Argument(
+            metavar="PATTERN...", parser=path_text, help="Files, or patterns of files: 'data/**/*.parquet'."
+        ),
     ],
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
     table: Annotated[str, typer.Option("--table", metavar="T", help="Table of every row.")],
@@ -58,10 +62,11 @@ def backfill(
         bool, typer.Option("--changed", help="Write files again that changed since an earlier run.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="D", help="Where the progress by file is kept.")
+        Path | None,
+        typer.Option("--checkpoint", metavar="D", parser=path_of, help="Where the progress by file is kept."),
     ] = None,
     data_dir: Annotated[
-        Path, typer.Option("--data-dir", metavar="D", help="Parent of the state when none is given.")
+        Path, typer.Option("--data-dir", metavar="D", parser=path_of, help="Parent of the state when none is given.")
     ] = Path(".headrace"),
     json_output: JsonOption = False,
 ) -> None:

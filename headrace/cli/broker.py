@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.cli.paths import path_of
 from headrace.terminal.command import EXIT_FAILED, UsageInvalid, run_command
 
-DataDirectory = Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of the broker's data.")]
+DataDirectory = Annotated[
+    Path, typer.Option("--data-dir", metavar="D", parser=path_of, help="Directory of the broker's data.")
+]
 
 broker = typer.Typer(help="A real single-node Kafka broker on loopback.", no_args_is_help=True)
 

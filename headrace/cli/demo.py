@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.cli.paths import path_of
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import run_command
 
@@ -20,7 +21,10 @@ def register(app: typer.Typer) -> None:
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running and say how to use it.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="D", help="Directory of its data; without it a temporary one.")
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="D", parser=path_of, help="Directory of its data; without it a temporary one."
+        ),
     ] = None,
     trucks: Annotated[int, typer.Option(min=1, max=5_000, help="Size of the fleet; an hour of readings each.")] = 300,
     json_output: JsonOption = False,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.cli.paths import path_text
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import Output
 
@@ -49,6 +50,7 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="PATH|-",
+        parser=path_text,
         help="Directory for one file a table; or one file, when it ends as the format's files do (.parquet, .arrow, "
         ".lp, .json) and holds one table, or is line protocol. - is standard output (influx, json).",
     ),

@@ -15,6 +15,7 @@ from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.message_options import MessageOptions, message_job
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import RowOptions
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from headrace.settings import IngestSettings
 
 CheckpointOption = Annotated[
-    str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps its progress.")
+    str | None, typer.Option("--checkpoint", metavar="D", parser=path_text, help="Where the query keeps its progress.")
 ]
 CheckpointParentOption = Annotated[
-    Path, typer.Option("--data-dir", metavar="D", help="Parent of the checkpoint when none is given.")
+    Path, typer.Option("--data-dir", metavar="D", parser=path_of, help="Parent of the checkpoint when none is given.")
 ]
 MaxMessagesOption = Annotated[
     int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import RowOptions, TableColumnOption, TableOption
 from headrace.cli.session import require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
@@ -37,10 +38,16 @@ class MessageOptions:
         str, typer.Option("--columns", metavar="A,B", help="Columns of CSV messages, which then have no header.")
     ] = ""
     mapping: Annotated[
-        Path | None, typer.Option("--mapping", metavar="FILE", help="TOML: table, tags, time and fields of each topic.")
+        Path | None,
+        typer.Option(
+            "--mapping", metavar="FILE", parser=path_of, help="TOML: table, tags, time and fields of each topic."
+        ),
     ] = None
     schema_dir: Annotated[
-        str | None, typer.Option("--schema-dir", metavar="D", help="Avro schemas: ID.avsc, or the one of plain Avro.")
+        str | None,
+        typer.Option(
+            "--schema-dir", metavar="D", parser=path_text, help="Avro schemas: ID.avsc, or the one of plain Avro."
+        ),
     ] = None
     registry: Annotated[
         str | None, typer.Option("--registry", metavar="URL", help="The schema registry of Confluent-framed Avro.")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.paths import path_of
 from headrace.terminal.command import UsageInvalid
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -17,7 +18,7 @@ SettingsOption = Annotated[
 ]
 NodeIdOption = Annotated[str | None, typer.Option("--id", metavar="N", help="Name of this node.")]
 DataDirectoryOption = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="D", help="Directory of the node's data.")
+    Path | None, typer.Option("--data-dir", metavar="D", parser=path_of, help="Directory of the node's data.")
 ]
 NodeUrlOption = Annotated[
     str | None,

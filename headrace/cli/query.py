@@ -14,6 +14,7 @@ import typer
 
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption, NodeUrlOption
+from headrace.cli.paths import path_text
 from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
@@ -68,7 +69,8 @@ def query(
         typer.Argument(metavar="SQL", help="One SELECT, SHOW TABLES, DESCRIBE or EXPLAIN; - reads it from stdin."),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the SQL from a file; - is stdin.")
+        str | None,
+        typer.Option("--file", "-f", metavar="FILE", parser=path_text, help="Read the SQL from a file; - is stdin."),
     ] = None,
     param: ParameterOption = None,
     node: NodeUrlOption = None,

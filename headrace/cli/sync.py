@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption, SettingsOption, parse_settings
+from headrace.cli.paths import path_of
 from headrace.cli.sync_centre import add_commands, centre_senders
 from headrace.cli.sync_verify import verify
 from headrace.consumers.node.allocator import keep_freed
@@ -34,7 +35,12 @@ KEPT_BYTES_MAX = 64 << 20
 sync = typer.Typer(help="Sealed rows of an edge, sent to a centre.", no_args_is_help=True)
 StateOption = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="D", help="State directory of the sender; by default below ~/.local/state."),
+    typer.Option(
+        "--data-dir",
+        metavar="D",
+        parser=path_of,
+        help="State directory of the sender; by default below ~/.local/state.",
+    ),
 ]
 
 

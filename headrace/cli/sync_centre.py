@@ -12,6 +12,7 @@ import typer
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.paths import path_of
 from headrace.cli.session import ClusterSession, cluster_session, require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
@@ -47,7 +48,9 @@ class DeviceUnknown(HeadraceError):
 
 @grouped
 def receive(
-    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of this receiver.")],
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="D", parser=path_of, help="Directory of this receiver.")
+    ],
     *,
     cluster: ClusterOptions,
     name: Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.cli.paths import path_of
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import Output
@@ -19,7 +20,9 @@ from headrace.terminal.output import Output
 if TYPE_CHECKING:
     from headrace.local_cluster import LocalCluster
 
-DirectoryOption = Annotated[Path, typer.Option("--dir", metavar="D", help="Directory of the cluster's data.")]
+DirectoryOption = Annotated[
+    Path, typer.Option("--dir", metavar="D", parser=path_of, help="Directory of the cluster's data.")
+]
 DEFAULT_DIRECTORY = Path(".headrace")
 NODES = 3
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.cli.paths import directory_of
 from headrace.terminal.command import run_command
 
 
@@ -25,7 +26,10 @@ def register(app: typer.Typer) -> None:
 
 
 def repair(
-    directory: Annotated[Path, typer.Argument(help="Directory of a log that no process has open.", file_okay=False)],
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIRECTORY", parser=directory_of, help="Directory of a log that no process has open."),
+    ],
     drop: Annotated[
         bool, typer.Option("--drop", help="Delete what cannot be kept. Without it nothing is changed.")
     ] = False,

@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
+from headrace.cli.paths import path_text
 from headrace.cli.row_options import DelimiterOption, RowOptions, TableColumnOption, TableOption, file_format
 from headrace.cli.session import named_node
 from headrace.connectors.arrow_start import keep_pandas_out
@@ -36,7 +37,10 @@ def register(app: typer.Typer) -> None:
 
 @grouped
 def write(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="File to write, also gzipped; - is standard input.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE|-", parser=path_text, help="File to write, also gzipped; - is standard input."),
+    ],
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
     form: Annotated[
         str | None,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from headrace.cli.bench import BENCHES
@@ -147,3 +151,63 @@ def test_verify_names_missing_members_in_its_result(
 ) -> None:
     """Equal of two is not equal of three, and one member is equal to nobody."""
     assert expected == result_of(GroupVerdict("n1", 5, 4, 1, members, missing, differences))
+
+
+PATHS = [
+    ["node", "run", "--id", "a", "--data-dir"],
+    ["replay", "--id", "a", "--data-dir"],
+    ["up", "--dir"],
+    ["down", "--dir"],
+    ["demo", "--data-dir"],
+    ["broker", "start", "--data-dir"],
+    ["sync", "status", "--data-dir"],
+    ["sync", "receive", "--data-dir"],
+    ["backfill", "a.csv", "--database", "d", "--table", "t", "--format", "csv", "--checkpoint"],
+    ["backfill", "a.csv", "--database", "d", "--table", "t", "--format", "csv", "--data-dir"],
+    ["backfill", "--database", "d", "--table", "t", "--format", "csv"],
+    ["ingest", "run", "--topic", "t", "--format", "avro", "--database", "d", "--schema-dir"],
+    ["ingest", "run", "--topic", "t", "--format", "json", "--database", "d", "--mapping"],
+    ["ingest", "run", "--topic", "t", "--format", "json", "--database", "d", "--checkpoint"],
+    ["query", "-f"],
+    ["write", "--database", "d"],
+    ["generate", "cpu", "--output"],
+    ["wal", "repair"],
+]
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_an_empty_path_is_refused(words: list[str], tmp_path: Path) -> None:
+    """A variable of a script that is not set gives one. It was taken for the current directory."""
+    done = run(*words, "")
+    assert (2, "") == (done.exit_code, done.stdout)
+    assert "the path is empty" in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+    error = json.loads(run(*words, "", "--json").stderr)["error"]
+    assert "the path is empty" in error["message"]
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_every_option_that_is_a_path_refuses_an_empty_one() -> None:
+    """typer's own type for paths makes the current directory of an empty text: no parameter is left to it."""
+    paths = 0
+    for command in commands_of(build_app()):
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            kind, *marks = get_args(parameter.annotation) or (parameter.annotation,)
+            if Path in (kind, *get_args(kind)):
+                paths += 1
+                assert all(mark.parser is not None for mark in marks), (command, parameter.name)
+    assert paths > 10
+
+
+def commands_of(app: typer.Typer) -> Iterator[Callable[..., object]]:
+    """The functions of all commands."""
+    yield from (command.callback for command in app.registered_commands if command.callback is not None)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands_of(group.typer_instance)
+
+
+def test_the_log_to_repair_is_no_file(tmp_path: Path) -> None:
+    """It is a directory, or nothing yet."""
+    (tmp_path / "file").touch()
+    done = run("wal", "repair", "file", "--json")
+    assert (2, True) == (done.exit_code, "file is a file" in json.loads(done.stderr)["error"]["message"])
