@@ -52,7 +52,7 @@ def up(
 ) -> None:
     """Start Kafka and nodes, and return when all of them serve. What runs already stays as it is.
 
-    Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
+    Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory; in it, if it is `.`.
     """
     with run_command(json_output, patient=True) as output:
         from headrace.cluster_file import held_directory
@@ -86,7 +86,14 @@ def _start(output: Output, local: LocalCluster, directory: Path, restarted: Sequ
         "joining": sorted(local.joining),
         "settings_file": None if settings_file is None else str(settings_file),
     }
-    output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
+    bare = settings_file is not None and settings_file.parent.resolve() == Path.cwd()
+    output.result(document, lambda: _show(output, local, started, directory, bare))
+
+
+def settings_folder(directory: Path) -> Path:
+    """Where the `headrace.toml` of a cluster's directory is: beside it, and in it when commands are given there."""
+    # Commands read the one of their current directory, and what `up` prints is to work where it was printed.
+    return directory.absolute() if directory.resolve() == Path.cwd() else directory.absolute().parent
 
 
 def _cluster_of(directory: Path, name: str | None, nodes: int | None, replication: int | None) -> LocalCluster:
@@ -100,7 +107,7 @@ def _cluster_of(directory: Path, name: str | None, nodes: int | None, replicatio
     from headrace.settings import load_settings
 
     if not (directory / FILE_NAME).exists():
-        settings = load_settings({"cluster.name": name}, directory=directory.absolute().parent)
+        settings = load_settings({"cluster.name": name}, directory=settings_folder(directory))
         # Before anything starts: each node would find it, behind a Kafka that nobody needs.
         Topics(settings.cluster.name)
         if (replication or 1) > (nodes or NODES):
@@ -132,11 +139,11 @@ def _cluster_of(directory: Path, name: str | None, nodes: int | None, replicatio
 
 
 def _write_settings(output: Output, local: LocalCluster) -> Path | None:
-    """Name the cluster in the `headrace.toml` beside its directory; None when that was not possible."""
+    """Name the cluster in the `headrace.toml` of its directory; None when that was not possible."""
     from headrace.settings import FILE_NAME, environment_name, load_settings
     from headrace.settings_file import update_settings_file
 
-    folder = local.directory.parent
+    folder = settings_folder(local.directory)
     values = {"cluster.name": local.cluster, "cluster.bootstrap": local.bootstrap}
     try:
         changes = update_settings_file(folder, values)
@@ -160,6 +167,7 @@ def _write_settings(output: Output, local: LocalCluster) -> Path | None:
 
 
 def _show(output: Output, local: LocalCluster, started: Sequence[str], directory: Path, bare: bool) -> None:
+    # `bare`: what follows needs no options, since it finds the settings in the current directory.
     from headrace.local_cluster import KAFKA
 
     def state(name: str) -> str:

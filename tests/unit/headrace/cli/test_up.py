@@ -20,6 +20,7 @@ from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
+from headrace.settings import load_settings
 
 
 @pytest.mark.parametrize("moment", ["_write_settings", "_show"])
@@ -74,6 +75,42 @@ def test_a_directory_that_cannot_be_used_is_named_before_anything_starts(tmp_pat
         assert f"error: no cluster can be in {tmp_path / place}: " in ended.stderr
         assert named in ended.stderr
         assert "what to do: free space, or name a directory that can be written with --dir" in ended.stderr
+
+
+@pytest.mark.parametrize("named", ["data", ".", "../D"])
+def test_the_next_command_finds_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    """`--dir .` wrote them into the parent folder, where the printed commands did not look for them."""
+    (tmp_path / "D").mkdir()
+    monkeypatch.chdir(tmp_path / "D")
+    document, shown = started_in(monkeypatch, named)
+    assert tmp_path / "D/headrace.toml" == Path(document["settings_file"]).resolve()
+    assert "k:1" == load_settings().cluster.bootstrap
+    assert "headrace query 'SHOW TABLES'\n" in shown
+
+
+def test_commands_for_settings_of_another_folder_have_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside a directory elsewhere are not read here."""
+    monkeypatch.chdir(tmp_path)
+    document, shown = started_in(monkeypatch, "there/D")
+    assert str(tmp_path / "there/headrace.toml") == document["settings_file"]
+    assert "headrace query 'SHOW TABLES' --bootstrap k:1 --cluster headrace" in shown
+
+
+def started_in(monkeypatch: pytest.MonkeyPatch, named: str) -> tuple[dict[str, Any], str]:
+    """The document of `up`, and what it shows to people, without anything that runs."""
+
+    def started(local: LocalCluster, *_: object) -> list[str]:
+        local.file = ClusterFile("headrace", "k:1", [NodeProcess("n1", "http://127.0.0.1:1")])
+        return ["kafka", "n1"]
+
+    monkeypatch.setattr(LocalCluster, "start", started)
+    monkeypatch.setattr(LocalCluster, "broker_pid", 0)
+    shown = CliRunner().invoke(build_app(["up"]), ["up", "--dir", named])
+    document = CliRunner().invoke(build_app(["up"]), ["up", "--dir", named, "--json"])
+    assert (0, 0) == (shown.exit_code, document.exit_code), shown.stderr
+    return json.loads(document.stdout), shown.stdout
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
