@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -39,7 +41,9 @@ def register(app: typer.Typer) -> None:
 def write(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE|-", parser=path_text, help="File to write, also gzipped; - is standard input."),
+        typer.Argument(
+            metavar="FILE|-", parser=path_text, help="File or pipe to write, also gzipped; - is standard input."
+        ),
     ],
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
     form: Annotated[
@@ -83,12 +87,23 @@ def write(
 
 def _require_file(file: str) -> None:
     # Before Kafka: a misspelt name must not wait for a broker first.
-    if file != STANDARD_INPUT and not Path(file).is_file():
-        is_directory = Path(file).is_dir()
+    path = Path(file)
+    if file != STANDARD_INPUT and (path.is_dir() or not path.exists()):
         raise UsageInvalid(
-            f"{file}: {'is a directory' if is_directory else 'no such file'}",
-            action="write its files one by one, or all at once with headrace backfill" if is_directory else "",
+            f"{file}: {'is a directory' if path.is_dir() else 'no such file'}",
+            action="write its files one by one, or all at once with headrace backfill" if path.is_dir() else "",
         )
+
+
+@contextmanager
+def _source(file: str) -> Iterator[tuple[str | BinaryIO, int | None]]:
+    """What is read of a file, and its bytes where they are known."""
+    if file != STANDARD_INPUT and not Path(file).is_file():
+        # A pipe, as that of <(command), or a device: like standard input it can be read once.
+        with open(file, "rb") as stream:
+            yield stream, None
+        return
+    yield file, None if file == STANDARD_INPUT else Path(file).stat().st_size
 
 
 def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bool) -> FileRules:
@@ -189,10 +204,12 @@ def _writer_settings(settings: Settings) -> WriterSettings:
 
 def _run(output: Output, writing: FileWriter, file: str, form: str, options: FormatOptions) -> None:
     """Write behind a progress bar of bytes, or of rows where the number of bytes is not known."""
-    total = None if file == STANDARD_INPUT else Path(file).stat().st_size
     shown = 0
-    with output.progress("writing", total, "rows" if total is None else "B") as advance:
-        for progress in writing.write(file, form, options):
+    with (
+        _source(file) as (source, total),
+        output.progress("writing", total, "rows" if total is None else "B") as advance,
+    ):
+        for progress in writing.write(source, form, options):
             reached = progress.rows if total is None else progress.bytes_read
             advance(reached - shown)
             shown = reached
