@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated
 
 import typer
 
 from headrace.schemas.durations import age_text, duration_s
-from headrace.terminal.output import Output
+from headrace.terminal.output import Output, one_line
 
 StaleOption = Annotated[
     str | None,
@@ -52,8 +53,7 @@ class StaleAnswer:
             return
         as_of = None if self.as_of is None else _iso(self.as_of)
         yield f'{{"as_of":{json.dumps(as_of)},"rows":'.encode()
-        yield from rows
-        yield b"}\n"
+        yield from one_line(chain(rows, (b"}",)))
 
 
 def _iso(moment: datetime) -> str:

@@ -15,7 +15,7 @@ from headrace.shell.catalogue import Table, find_table, tables_of
 from headrace.shell.statements import read_sql, read_statements, split
 from headrace.shell.variables import Variables
 from headrace.terminal.command import print_error
-from headrace.terminal.output import Output
+from headrace.terminal.output import Output, one_line
 from headrace.terminal.result_view import footer, show_rows
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class Shell:
             if text.startswith("\\"):
                 self._command(text)
             elif self._output.json_output:
-                for chunk in self._query(text, "json"):
+                # Nodes end the line behind each row, and a script reads one line for each answer.
+                for chunk in one_line(self._query(text, "json")):
                     sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.write(b"\n")
                 sys.stdout.buffer.flush()
             else:
                 self._run(text)

@@ -103,6 +103,13 @@ class Output:
             yield advance
 
 
+def one_line(document: Iterable[bytes]) -> Iterator[bytes]:
+    """A JSON document without its line ends, which are between values alone, and with one at its end."""
+    for part in document:
+        yield part.replace(b"\n", b"")
+    yield b"\n"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

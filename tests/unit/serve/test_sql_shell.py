@@ -103,8 +103,8 @@ def test_statements_from_stdin(client: httpx.Client) -> None:
     done = run(client, stdin=script)
     assert (0, True) == (done.returncode, "a;b" in done.stdout)
     assert done.stdout.index("a;b") < done.stdout.index("15")
-    lines = run(client, "--json", stdin=script).stdout.splitlines()
-    assert ['[{"text":"a;b"}]', '[{"n":15}]'] == [line.replace(" ", "") for line in lines if line]
+    lines = run(client, "--json", stdin=f"FROM range(2) r(i); {script}").stdout.splitlines()
+    assert ['[{"i":0},{"i":1}]', '[{"text":"a;b"}]', '[{"n":15}]'] == lines
     failed = run(client, "--param", "a=1", stdin="\\set b 2\nSELECT $a + $b AS sum;\nSELECT nope; SELECT 'after' AS t;")
     assert "3" in failed.stdout
     assert 1 == failed.returncode

@@ -61,7 +61,10 @@ def test_json_has_one_shape_when_an_age_was_allowed() -> None:
     assert expected == json.loads(b"".join(allowed.document(iter(rows))))
     allowed.note(MOMENT)
     expected["as_of"] = "2026-01-02T03:04:05.678Z"
-    assert expected == json.loads(b"".join(allowed.document(iter(rows))))
+    document = b"".join(allowed.document(iter(rows)))
+    assert expected == json.loads(document)
+    # As of every command with --json that prints an object.
+    assert (1, b"\n") == (document.count(b"\n"), document[-1:])
 
 
 def test_stderr_has_one_line_for_an_answer_that_is_not_current(capsys: pytest.CaptureFixture[str]) -> None:
