@@ -10,7 +10,7 @@ from headrace._lifetime import ClientClosed
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_admin import REQUEST_TIMEOUT_S
-from headrace.connectors.log.port import ClientSettingsRefused, LogUnavailable
+from headrace.connectors.log.port import CHECK_CONNECTION, ClientSettingsRefused, LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.routing import MembershipRouting, open_routing
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -117,7 +117,7 @@ def _wait_for_routing(
         if error.message.startswith(about):
             raise
         raise LogUnavailable(
-            f"{about}does not answer: {error.message}", action="check the address and the broker", retriable=True
+            f"{about}does not answer: {error.message}", action=CHECK_CONNECTION, retriable=True
         ) from error
 
 

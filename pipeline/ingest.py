@@ -20,7 +20,7 @@ from headrace.connectors.deadline import Deadline
 from headrace.connectors.formats.parser import check_options
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_settings import java_settings
-from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
+from headrace.connectors.log.port import CHECK_CONNECTION, Log, LogUnavailable, TopicMissing
 from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
@@ -118,7 +118,7 @@ def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, 
         except LogUnavailable as error:
             if deadline.passed():
                 raise LogUnavailable(
-                    f"Kafka at {bootstrap} does not answer", action="check the address and the broker", retriable=True
+                    f"Kafka at {bootstrap} does not answer", action=CHECK_CONNECTION, retriable=True
                 ) from error
             if not notified:
                 notify(f"Kafka does not answer yet; waiting up to {timeout_s:g} s")

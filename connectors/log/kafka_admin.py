@@ -14,13 +14,14 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_errors import CONNECTION_REFUSED, MISSING, UNREACHABLE, log_error, translated
-from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.port import CHECK_CONNECTION, LogUnavailable
 
 REQUEST_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 2 * REQUEST_TIMEOUT_S
 CLIENT_FRESH_S = 2.0
 LEADERS_CACHED_S = 300.0
 ERRORS_KEPT = 16
+_TLS_BROKEN = "SSL handshake failed"
 Result = TypeVar("Result")
 
 
@@ -61,8 +62,11 @@ class _Client:
     def refusal(self) -> str:
         """Why the broker refuses the connection, as a wrong password; empty when it just does not answer."""
         self.handle.poll(0)
-        refusals = (error.str() for error in tuple(self.errors) if error.code() in CONNECTION_REFUSED)
-        return next(refusals, "")
+        found = tuple(self.errors)
+        refusals = (error.str() for error in found if error.code() in CONNECTION_REFUSED)
+        # A broker without TLS only closes such a connection: librdkafka has no code of its own for that.
+        broken = (error.str() for error in found if _TLS_BROKEN in error.str())
+        return next(refusals, "") or next(broken, "")
 
 
 # The garbage collector closes a client in whichever thread it runs in; in one of the client's own threads
@@ -145,9 +149,7 @@ class KafkaAdmin:
                 action="check security.protocol, user, password and certificates ([kafka] of headrace.toml, -X)",
                 retriable=True,
             )
-        return LogUnavailable(
-            f"Kafka at {self._bootstrap} does not answer", action="check the address and the broker", retriable=True
-        )
+        return LogUnavailable(f"Kafka at {self._bootstrap} does not answer", action=CHECK_CONNECTION, retriable=True)
 
     def _enter(self) -> tuple[_Client, bool]:
         """The client, and whether it was created a moment ago."""

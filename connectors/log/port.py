@@ -24,6 +24,9 @@ Headers = Sequence[tuple[str, bytes]]
 
 UNKNOWN_EPOCH = -1
 """The leader epoch of a record where the log service does not give one."""
+# A broker with TLS drops a client without it, which librdkafka takes for one that is away: nothing shows the cause.
+CHECK_CONNECTION = "check the address, the broker, and whether security.protocol is that of the broker's listener"
+"""What to do about a log service that does not answer."""
 
 
 class LogUnavailable(HeadraceError):

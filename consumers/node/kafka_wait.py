@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.port import CHECK_CONNECTION, LogUnavailable
 
 RETRY_S = 1.0
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ class KafkaWait:
                 if deadline.passed() or self._stopping.is_set():
                     raise LogUnavailable(
                         f"Kafka at {self._bootstrap} did not answer within {self._timeout_s:g} s: {error}",
-                        action="check the address and the broker, then start the node again",
+                        action=f"{CHECK_CONNECTION}; then start the node again",
                         retriable=True,
                     ) from error
             self._stopping.wait(RETRY_S)

@@ -25,11 +25,15 @@ class Numbered(int):
     timeouts_s: list[float]
     error_cb: Callable[[KafkaError], None]
     refused: bool
+    tls_broken: bool
 
     def poll(self, _timeout_s: float) -> None:
         """Serve the errors of its connections: a refusal, between two that are none."""
         for code in (KafkaError._TRANSPORT, *[KafkaError._AUTHENTICATION] * self.refused, KafkaError._ALL_BROKERS_DOWN):
             self.error_cb(KafkaError(code, f"error {code}"))
+        if self.tls_broken:
+            text = "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?"
+            self.error_cb(KafkaError(KafkaError._TRANSPORT, text))
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         """One partition, with a leader as long as there is one."""
@@ -52,6 +56,7 @@ class Clients:
         self.timeouts_s: list[float] = []
         self.leader = 1
         self.refused = False
+        self.tls_broken = False
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
         monkeypatch.setattr(kafka_admin.time, "monotonic", lambda: self.now_s)
@@ -61,6 +66,7 @@ class Clients:
         client = Numbered(self.made)
         client.ended, client.looked_up, client.leader = self.ended, self.looked_up, self.leader
         self.last = client
+        client.tls_broken = self.tls_broken
         client.timeouts_s, client.error_cb, client.refused = self.timeouts_s, settings["error_cb"], self.refused
         return client
 
@@ -106,6 +112,22 @@ def test_a_connection_that_is_refused_is_no_broker_that_is_away(clients: Clients
     admin = KafkaAdmin({}, "kafka:9092")
     with pytest.raises(LogUnavailable, match=f"Kafka at kafka:9092 {words}"):
         admin.call("t", failing(KafkaError._TRANSPORT, 1))
+
+
+def test_tls_against_a_listener_without_it_is_named(clients: Clients) -> None:
+    """The broker only closes the connection; librdkafka has the reason in a text, under the code of any lost one."""
+    clients.tls_broken = True
+    with pytest.raises(LogUnavailable, match="refuses the connection: SSL handshake failed: .*PLAINTEXT broker") as why:
+        KafkaAdmin({}, "kafka:9092").call("t", failing(KafkaError._TRANSPORT, 1))
+    assert "security.protocol" in why.value.action
+    assert why.value.retriable
+
+
+def test_a_broker_that_does_not_answer_may_be_one_with_tls(clients: Clients) -> None:
+    """It drops a connection without TLS, and nothing has the reason: what to check names the setting."""
+    with pytest.raises(LogUnavailable, match="does not answer") as why:
+        KafkaAdmin({}, "kafka:9092").call("t", failing(KafkaError._TRANSPORT, 1))
+    assert "security.protocol" in why.value.action
 
 
 def test_a_refusal_of_before_is_no_cause_of_what_fails_later(clients: Clients) -> None:
