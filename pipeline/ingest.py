@@ -117,6 +117,9 @@ def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, 
             return
         except LogUnavailable as error:
             if deadline.passed():
+                # The reason, as a wrong password, where the log has one.
+                if error.message.startswith(f"Kafka at {bootstrap} "):
+                    raise
                 raise LogUnavailable(
                     f"Kafka at {bootstrap} does not answer", action=CHECK_CONNECTION, retriable=True
                 ) from error

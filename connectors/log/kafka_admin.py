@@ -13,7 +13,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.log.forks import keep_after_fork
-from headrace.connectors.log.kafka_errors import CONNECTION_REFUSED, MISSING, UNREACHABLE, log_error, translated
+from headrace.connectors.log.kafka_errors import (
+    AUTHENTICATION_FAILED,
+    CONNECTION_REFUSED,
+    MISSING,
+    UNREACHABLE,
+    log_error,
+    translated,
+)
 from headrace.connectors.log.port import CHECK_CONNECTION, LogUnavailable
 
 REQUEST_TIMEOUT_S = 10.0
@@ -59,14 +66,14 @@ class _Client:
                 raise KafkaException(partition.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
         self.leaders_cached_s[topic] = now_s
 
-    def refusal(self) -> str:
-        """Why the broker refuses the connection, as a wrong password; empty when it just does not answer."""
+    def refusal(self) -> KafkaError | None:
+        """Why the broker refuses the connection, as a wrong password; None when it just does not answer."""
         self.handle.poll(0)
         found = tuple(self.errors)
-        refusals = (error.str() for error in found if error.code() in CONNECTION_REFUSED)
+        refusals = (error for error in found if error.code() in CONNECTION_REFUSED)
         # A broker without TLS only closes such a connection: librdkafka has no code of its own for that.
-        broken = (error.str() for error in found if _TLS_BROKEN in error.str())
-        return next(refusals, "") or next(broken, "")
+        broken = (error for error in found if _TLS_BROKEN in error.str())
+        return next(refusals, None) or next(broken, None)
 
 
 # The garbage collector closes a client in whichever thread it runs in; in one of the client's own threads
@@ -92,6 +99,7 @@ class KafkaAdmin:
         self._lock = threading.Lock()
         self._client: _Client | None = None
         self._closed = False
+        self._was_answered = False
 
     def call(self, topic: str, request: Callable[[AdminClient], Result], *, exists: bool = True) -> Result:
         """Returns `request(client)`, which may wait for futures only, at most ANSWER_TIMEOUT_S each.
@@ -109,6 +117,7 @@ class KafkaAdmin:
             result = request(client.handle)
             # What was wrong before is not the cause of what fails later.
             client.errors.clear()
+            self._was_answered = True
             return result
         except TimeoutError as error:
             self._retire(client)
@@ -143,11 +152,17 @@ class KafkaAdmin:
 
     def _unavailable(self, client: _Client) -> LogUnavailable:
         if refusal := client.refusal():
-            # A broker that has just started may not know its accounts yet.
+            wrong = refusal.code() in AUTHENTICATION_FAILED
+            what = (
+                "user and password, sasl.mechanism and security.protocol"
+                if wrong
+                else "security.protocol and certificates"
+            )
             return LogUnavailable(
-                f"Kafka at {self._bootstrap} refuses the connection: {refusal}",
-                action="check security.protocol, user, password and certificates ([kafka] of headrace.toml, -X)",
-                retriable=True,
+                f"Kafka at {self._bootstrap} refuses the connection: {refusal.str()}",
+                action=f"check {what} ([kafka] of headrace.toml, -X)",
+                # A password that was right is so again, once a broker that has just started knows its accounts.
+                retriable=not wrong or self._was_answered,
             )
         return LogUnavailable(f"Kafka at {self._bootstrap} does not answer", action=CHECK_CONNECTION, retriable=True)
 

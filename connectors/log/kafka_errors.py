@@ -42,7 +42,8 @@ DENIED = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 }
-CONNECTION_REFUSED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+AUTHENTICATION_FAILED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+CONNECTION_REFUSED = AUTHENTICATION_FAILED | {KafkaError._SSL}
 """What a client reports of a connection alone: a call that waits for it only learns that nobody answers."""
 # librdkafka is already behind a record when it reports one of these about it.
 UNDELIVERABLE = {

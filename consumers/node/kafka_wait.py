@@ -37,9 +37,15 @@ class KafkaWait:
                 self.was_away = True
                 self._on_progress(f"waiting for Kafka at {self._bootstrap}: {error.message}")
                 if deadline.passed() or self._stopping.is_set():
-                    raise LogUnavailable(
-                        f"Kafka at {self._bootstrap} did not answer within {self._timeout_s:g} s: {error}",
-                        action=f"{CHECK_CONNECTION}; then start the node again",
-                        retriable=True,
-                    ) from error
+                    raise self._failure(error) from error
             self._stopping.wait(RETRY_S)
+
+    def _failure(self, error: LogUnavailable) -> LogUnavailable:
+        if not error.retriable:
+            # Kafka did answer, and refuses this account: its address is right.
+            return LogUnavailable(error.message, action=f"{error.action}; then start the node again")
+        return LogUnavailable(
+            f"Kafka at {self._bootstrap} did not answer within {self._timeout_s:g} s: {error}",
+            action=f"{CHECK_CONNECTION}; then start the node again",
+            retriable=True,
+        )

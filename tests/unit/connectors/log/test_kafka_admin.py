@@ -114,6 +114,25 @@ def test_a_connection_that_is_refused_is_no_broker_that_is_away(clients: Clients
         admin.call("t", failing(KafkaError._TRANSPORT, 1))
 
 
+def test_a_wrong_password_is_not_tried_again(clients: Clients) -> None:
+    """Nobody can help by waiting, and the address is right: the action has the user and the password."""
+    clients.refused = True
+    with pytest.raises(LogUnavailable, match="refuses the connection") as why:
+        KafkaAdmin({}, "kafka:9092").call("t", failing(KafkaError._TRANSPORT, 1))
+    assert not why.value.retriable
+    assert why.value.action.startswith("check user and password")
+
+
+def test_a_password_that_was_right_is_tried_again(clients: Clients) -> None:
+    """A broker that starts again may not know its accounts at once: no process ends for that."""
+    admin = KafkaAdmin({}, "kafka:9092")
+    assert 1 == admin.call("t", failing(KafkaError._TRANSPORT))
+    clients.last.refused = True
+    with pytest.raises(LogUnavailable, match="refuses the connection") as why:
+        admin.call("t", failing(KafkaError._TRANSPORT, 1))
+    assert why.value.retriable
+
+
 def test_tls_against_a_listener_without_it_is_named(clients: Clients) -> None:
     """The broker only closes the connection; librdkafka has the reason in a text, under the code of any lost one."""
     clients.tls_broken = True
