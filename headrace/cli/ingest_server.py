@@ -32,24 +32,30 @@ class MetricsSource(Protocol):
 def served_metrics(metrics: MetricsSource, address: str | None, output: Output) -> Iterator[None]:
     """Serve metrics while the body runs; without an address nothing listens.
 
-    Raises AddressInvalid and AddressInUse.
+    It answers under the names under which a node would (see `origin_check`). Raises AddressInvalid and AddressInUse.
     """
     if address is None:
         yield
         return
     # Loaded only for a server: it takes a quarter of a second.
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
     from headrace.consumers.node.http_address import parse_address
+    from headrace.consumers.serve.origin_check import LOOPBACK_NAMES, OriginCheck
     from headrace.consumers.serve.server import Server
+    from headrace.settings import load_settings
 
     async def answer(_request: Request) -> Response:
         return PlainTextResponse(metrics.text(), media_type=MEDIA_TYPE)
 
     host, port = parse_address(address, "--http", "--http 127.0.0.1:9090")
-    server = Server(Starlette(routes=[Route("/metrics", answer)]), host, port)
+    further = {name.strip("[]").lower() for name in load_settings().node.allowed_hosts}
+    names = frozenset(further | {host.lower()} if further else ())
+    checked = Middleware(OriginCheck, loopback=host in LOOPBACK_NAMES, names=names)
+    server = Server(Starlette(routes=[Route("/metrics", answer)], middleware=[checked]), host, port)
     output.note(f"metrics at {server.start()}/metrics")
     try:
         yield
