@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from headrace._node_errors import raised_by_node
 from headrace._silence import SilentNode
 from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
+from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -41,6 +42,9 @@ class NodeClient:
 
         Raises NodeAddressInvalid.
         """
+        # First, so that no message repeats the password.
+        if has_user(url):
+            raise NodeAddressInvalid(f"the address of a node {USER_IN_ADDRESS}", action="nodes take none: leave it out")
         try:
             self.url = base_url(url)
         except ValueError:

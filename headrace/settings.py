@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.sync.send_settings import SendSettings
+from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import MEGABYTES_MAX, THREADS_MAX, SettingsModel, user_settings
 
@@ -36,6 +37,7 @@ MASK = "********"
 _SECRET = re.compile(r"password|secret|token|jaas|^ssl_key$|key\.pem$|oauthbearer\.config$")
 BOOLEANS = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
 """How a text, in any case, is a setting that is on or off."""
+_ADDRESSES = ("cluster.bootstrap", "node.url", "node.http", "node.advertise", "node.flight")
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*", re.ASCII)
 
 
@@ -190,6 +192,7 @@ def load_settings(
     )
     # The first source wins in pydantic-settings, and the last one in a dict.
     readings = {name: reading for source in reversed(sources) for name, reading in source.readings.items()}
+    _check_addresses(readings)
     try:
         settings = Settings(sources)
     except ValidationError as error:
@@ -236,6 +239,17 @@ def _check_known(name: str, origin: str) -> None:
     near = difflib.get_close_matches(name, known, n=3)
     action = f"did you mean {' or '.join(near)}?" if near else "`headrace config show` lists the settings"
     raise SettingsInvalid(f"there is no setting {name!r} (from {origin})", action=action)
+
+
+def _check_addresses(readings: Mapping[str, Reading]) -> None:
+    # Here and not where they are used: `config show` and errors about other settings print them.
+    for name, value, origin in readings.values():
+        if name in _ADDRESSES and has_user(str(value)):
+            ways = f"{KAFKA}.sasl.username and {KAFKA}.sasl.password" if name == "cluster.bootstrap" else ""
+            raise SettingsInvalid(
+                f"{name} (from {origin}) {USER_IN_ADDRESS}",
+                action=f"set {ways}" if ways else "nodes take none: leave it out",
+            )
 
 
 # Sources.

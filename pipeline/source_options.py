@@ -14,6 +14,7 @@ from datetime import datetime
 
 from headrace.connectors.http import base_url
 from headrace.connectors.log.topics import Topics
+from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TimeResolution
 
@@ -230,6 +231,9 @@ def _target(given: Mapping[str, str], *, needs_kafka: bool) -> Target:
 
 def _node(given: Mapping[str, str]) -> str:
     address = given.get("node", "")
+    # First, so that no message repeats the password.
+    if has_user(address):
+        raise OptionInvalid(f"option node {USER_IN_ADDRESS}", action="nodes take none: leave it out")
     try:
         return base_url(address) if address else ""
     except ValueError:

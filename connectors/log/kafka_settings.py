@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.connectors.log.port import ClientSettingsRefused
+from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 
 COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
@@ -51,6 +52,12 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
     if not addresses:
         # librdkafka takes it, and connects to nothing.
         raise ClientSettingsRefused("no address of Kafka is given", action="name it as host:port (bootstrap)")
+    # First, so that no message repeats the password.
+    if has_user(bootstrap):
+        raise ClientSettingsRefused(
+            f"the address of Kafka {USER_IN_ADDRESS}",
+            action="set sasl.username and sasl.password ([kafka] of headrace.toml)",
+        )
     for address in addresses:
         # librdkafka takes any text and waits for its answer.
         host, _, port = address.rpartition("://")[2].rpartition(":")

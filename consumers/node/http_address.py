@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from headrace.consumers.node.settings import NodeSettings
 from headrace.consumers.serve.origin_check import LOOPBACK_NAMES
+from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -75,7 +76,9 @@ class HttpAddress:
 
 def parse_address(text: str, setting: str, example: str) -> tuple[str, int]:
     """Host without brackets and port of HOST:PORT, also as a URL. Raises AddressInvalid, which names the setting."""
-    invalid = AddressInvalid(f"{setting} {text} is not HOST:PORT", action=f"for example {example}")
+    # Without its text where that may have a password.
+    shown = USER_IN_ADDRESS if has_user(text) else f"{text} is not HOST:PORT"
+    invalid = AddressInvalid(f"{setting} {shown}", action=f"for example {example}")
     parts = urlsplit(text if "://" in text else f"//{text}")
     if parts.scheme not in ("", "http") or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
         raise invalid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,15 @@ from typer.testing import CliRunner
 
 from headrace.cli import config
 from headrace.cli.node import load_node_settings
+from headrace.connectors.log.kafka_settings import client_settings
 from headrace.consumers.membership import SLOTS_MAX
+from headrace.consumers.node.http_address import parse_address
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.query.settings import QuerySettings
+from headrace.node_client import NodeClient
+from headrace.pipeline.source_options import read_options
 from headrace.schemas import message_rules
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import RECORD_SLOTS_MAX
 from headrace.schemas.settings import MEMBERS_MAX, SettingsModel, user_settings
 from headrace.settings import (
@@ -268,6 +273,35 @@ def vars_of(mark: object) -> dict[str, float]:
 def test_bounds_are_those_of_what_they_count() -> None:
     """Settings load no messages, so that two bounds are written down twice."""
     assert (MEMBERS_MAX, SLOTS_MAX) == (message_rules.MEMBERS_MAX, RECORD_SLOTS_MAX)
+
+
+@pytest.mark.parametrize("name", ["cluster.bootstrap", "node.url", "node.http", "node.advertise", "node.flight"])
+def test_an_address_has_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It was printed by `config show`, and by every error about the address. The error does not repeat it."""
+    with pytest.raises(SettingsInvalid, match="has a user or a password in it") as why:
+        load(tmp_path, flags={name: "http://user:hunter2@host:80"})
+    assert "hunter2" not in str(why.value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(environment_name(name), "user:hunter2@host:80")
+    code, text, errors = run_show()
+    assert (2, "", False) == (code, text, "hunter2" in errors)
+    assert f"{name} (from {environment_name(name)})" in errors
+
+
+@pytest.mark.parametrize(
+    "refusing",
+    [
+        NodeClient,
+        client_settings,
+        lambda text: parse_address(text, "--http", "x"),
+        lambda text: read_options({"table": "d.t", "node": text}),
+    ],
+)
+def test_no_refusal_of_an_address_repeats_a_password(refusing: Callable[[str], object]) -> None:
+    """Also of one that is no setting, as in Python and in Spark."""
+    with pytest.raises(HeadraceError, match="has a user or a password in it") as why:
+        refusing("http://user:hunter2@host:80")
+    assert "hunter2" not in str(why.value)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
