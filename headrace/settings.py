@@ -282,7 +282,12 @@ def _of_file(path: Path) -> Iterator[Reading]:
         # Editors of Windows begin a file with a byte order mark, which TOML does not know.
         text = path.read_text("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            # Somebody wants settings here: without them the command would work at another cluster.
+            raise SettingsInvalid(f"{path} is a link to {os.readlink(path)}, which does not exist") from None
         return
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsInvalid(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     try:

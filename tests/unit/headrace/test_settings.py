@@ -311,6 +311,21 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_what_is_there_and_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory in its place, and a link to nothing, which was as if there were no settings."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "headrace.toml"
+    place.mkdir()
+    code, _, errors = run_show()
+    assert (2, "error: headrace.toml cannot be read: Is a directory\n") == (code, errors)
+    place.rmdir()
+    place.symlink_to("elsewhere.toml")
+    code, _, errors = run_show()
+    assert (2, "error: headrace.toml is a link to elsewhere.toml, which does not exist\n") == (code, errors)
+    (tmp_path / "elsewhere.toml").write_text("[log]\nlevel = 'info'\n")
+    assert 0 == run_show()[0]
+
+
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     """Editors of Windows write one in front of the text."""
     (tmp_path / "headrace.toml").write_bytes(b'\xef\xbb\xbf[cluster]\r\nname = "plant"\r\n')
