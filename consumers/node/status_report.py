@@ -223,6 +223,7 @@ def group_status(node: ReportedParts, topic: str, group: Group) -> GroupStatus:
         "segment_rows": sum(entry.rows for entry in segments),
         "segment_bytes": sum(entry.size_bytes for entry in segments),
         "block_bytes": group.store.block_bytes,
+        "last_row_bytes": group.store.last_row_bytes,
         "ignored": {str(why): count for why, count in sorted(group.replica.ignored.items())},
         "members": list(group.members),
         "slots": node.slot_table.slot_counts().get(group.name, 0),

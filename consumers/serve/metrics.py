@@ -266,6 +266,7 @@ _GROUP_METRICS = {
         "block_bytes",
         "Bytes of decoded columns of segments kept for queries of few series and of small files",
     ),
+    "headrace_last_row_bytes": ("last_row_bytes", "Bytes of the newest rows of series kept as query results"),
 }
 
 

@@ -53,6 +53,7 @@ class GroupStatus(TypedDict):
     segment_rows: int
     segment_bytes: int
     block_bytes: int
+    last_row_bytes: int
     ignored: dict[str, int]
     members: list[str]
     slots: int

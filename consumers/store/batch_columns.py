@@ -24,6 +24,8 @@ _NUMERIC = (pa.float64(), pa.int64())
 
 TEXT_CHUNK_BYTES = 1 << 30
 """Most text of one string array, whose 32-bit offsets end at 2 GiB."""
+TEXT_ROWS_MIN = 1 << 16
+"""Rows from which on a tag with as many values as rows is no dictionary."""
 KEYS_BYTES_MAX = 16 << 20
 """Dictionaries that are looked at together, copied and encoded: no query reserves memory for that."""
 
@@ -36,6 +38,9 @@ def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt
     column: pa.DictionaryArray = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     codes = column.indices.to_numpy(zero_copy_only=True)
     if len(column.dictionary) <= 1:
+        return column.dictionary, codes
+    # A merge of unequal dictionaries has no key twice.
+    if len(column.dictionary) != len(parts[0].dictionary):
         return column.dictionary, codes
     encoded = column.dictionary.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):
@@ -186,9 +191,25 @@ def _with_series(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
     return rows.filter(pa.array(mask[rows.column(0).indices.to_numpy(zero_copy_only=True)]))
 
 
-def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -> pa.DictionaryArray:
-    """One tag as a column: `codes` holds for each row the index of its series in `keys`."""
-    encoded = tag_values(keys, tag).dictionary_encode()
+def tag_columns(
+    keys: pa.StringArray, tags: Sequence[str], codes: npt.NDArray[np.integer] | None = None, *, texts: bool = True
+) -> dict[str, pa.Array]:
+    """Tags as columns: `codes` holds for each row the index of its series in `keys`; without it each has one row.
+
+    They are dictionaries (int32), or, with `texts`, plain text where many series have one row each and most of them a
+    value of their own.
+    """
+    return {tag: _tag_column(values, codes, texts) for tag, values in values_of_tags(keys, tags).items()}
+
+
+def _tag_column(values: pa.StringArray, codes: npt.NDArray[np.integer] | None, texts: bool) -> pa.Array:
+    encoded = values.dictionary_encode()
+    # DuckDB takes rows in batches, and with each of them the whole dictionary.
+    rows = len(values) if codes is None else len(codes)
+    if texts and TEXT_ROWS_MIN <= rows <= len(values) and 2 * len(encoded.dictionary) > rows:
+        return values if codes is None else values.take(pa.array(codes))
+    if codes is None:
+        return encoded
     if encoded.indices.null_count:
         indices = encoded.indices.take(pa.array(codes))
     else:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, tag_column
+from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, tag_columns
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
 from headrace.consumers.store.segment import Runs, SegmentEntry, SegmentRows
@@ -142,10 +142,15 @@ def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType
         np.concatenate([batch.column(place).to_numpy() for batch in batches]) for place in (1, 2, 4, 5, 7)
     )
     orders = pa.concat_arrays([batch.column(6) for batch in batches])
-    # Files that were loaded come in any order, so the order of the batches is not that of ranks.
-    order = np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))
-    ends = np.append(np.flatnonzero(np.diff(codes[order])), len(order) - 1) if len(order) else order
-    newest = order[ends]
+    # Files that were loaded come in any order, so the order of the batches is not that of ranks. Of those that are
+    # assigned to one series, the last one stays; a series with one row needs no sort.
+    newest = np.empty(len(keys.dictionary), np.int64)
+    newest[codes] = np.arange(len(codes))
+    if len(newest) < len(codes):
+        several = np.flatnonzero(np.bincount(codes)[codes] > 1)
+        ranks = (several, *(each[several] for each in (_ordinals(orders), versions, eras, times)))
+        order = several[np.lexsort(ranks)]
+        newest[codes[order]] = order
     rows = pa.array(newest)
     stale = pa.concat_arrays([batch.column(3) for batch in batches]).take(rows)
     columns = [keys.dictionary, times[newest], eras[newest], stale]
@@ -215,14 +220,17 @@ def has_stale(batch: pa.RecordBatch) -> bool:
     return bool(pc.any(batch.column(3)).as_py())
 
 
-def last_table(batch: pa.RecordBatch, schema: TableSchema) -> pa.Table:
-    """Last rows as query results: tags (dictionary<int32, string>), time (int64 ns), fields."""
-    keys = batch.column(0)
-    every = np.arange(len(keys), dtype=np.int32)
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
-    columns[TIME_COLUMN] = batch.column(1)
+def last_table(batches: Sequence[pa.RecordBatch], schema: TableSchema) -> pa.Table:
+    """Last rows of series, none of which is in two batches, as query results.
+
+    They have the tags (see `tag_columns`), time (int64 ns), and the fields.
+    """
+    batches = batches or [empty_last(schema.field_types())]
+    keys = pa.concat_arrays([batch.column(0) for batch in batches])
+    columns: dict[str, pa.Array | pa.ChunkedArray] = dict(tag_columns(keys, schema.tags))
+    columns[TIME_COLUMN] = pa.concat_arrays([batch.column(1) for batch in batches])
     for name, kind in schema.fields:
-        columns[name] = narrow_text(field_column([batch], name, kind))
+        columns[name] = narrow_text(field_column(batches, name, kind))
     return pa.table(columns)
 
 

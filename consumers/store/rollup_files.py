@@ -24,7 +24,7 @@ import pyarrow as pa
 import structlog
 
 from headrace.connectors.files import PARTIAL_SUFFIX
-from headrace.consumers.store.batch_columns import Int64s, tag_column
+from headrace.consumers.store.batch_columns import Int64s, tag_columns
 from headrace.consumers.store.rollup import pays, rollup_of
 from headrace.consumers.store.rollup_columns import HOUR, SERIES, RollupRequest
 from headrace.consumers.store.rollup_encoding import (
@@ -208,7 +208,9 @@ class RollupFiles:
             return None
         if read.fields is not None:
             keys, codes = self._runs_of(entry.name).keys, read.columns[SERIES].to_numpy()
-            read.columns |= {_tag(tag): tag_column(keys, tag, codes) for tag in request.tags}
+            read.columns |= {
+                _tag(tag): column for tag, column in tag_columns(keys, request.tags, codes, texts=False).items()
+            }
         with self._lock:
             return self._cache(entry.name, read)
 

@@ -20,7 +20,7 @@ from headrace.consumers.store.batch_columns import (
     field_column,
     gather,
     narrow_text,
-    tag_column,
+    tag_columns,
     unify_series,
     with_tags,
 )
@@ -60,7 +60,7 @@ class TableScan:
     `files` are Parquet files of valid and unique rows; `table` has all other rows, merged. No requested row
     is missing. `files` may hold rows outside the request, since whole files are named; `table` holds only
     rows in the requested time range with the requested tags. The columns of `table` are the tags
-    (dictionary<int32, string>), `time` (int64 ns, always present) and the requested fields, in this order.
+    (see `tag_columns`), `time` (int64 ns, always present) and the requested fields, in this order.
     Files stay on disk until `close`; use the scan as a context manager.
     """
 
@@ -207,12 +207,12 @@ def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, request: ScanR
     rows: Int64s | None = None
     if not unique:
         ordering = order_rows(batches)
-        columns |= {tag: tag_column(ordering.keys, tag, ordering.codes) for tag in tags}
+        columns |= tag_columns(ordering.keys, tags, ordering.codes)
         columns[TIME_COLUMN], rows = pa.array(ordering.times), ordering.rows
     else:
         if tags:
             keys, codes = unify_series(batches)
-            columns |= {tag: tag_column(keys, tag, codes) for tag in tags}
+            columns |= tag_columns(keys, tags, codes)
         times = [batch.column(1) for batch in batches]
         columns[TIME_COLUMN] = times[0] if len(times) == 1 else pa.concat_arrays(times)
     for name, kind in request.fields_of(schema):

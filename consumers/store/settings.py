@@ -36,6 +36,9 @@ class StoreSettings(SettingsModel):
         ge=0,
         description="columns of row groups that a group keeps decoded, for few series and for small files",
     )
+    last_tables_cache_bytes: Internal[int] = Field(
+        default=128 << 20, ge=0, description="last rows of tables that a group keeps with their tags decoded"
+    )
     rollups: bool = Field(
         default=True, description="keep hourly rollups beside sealed files, and answer hourly aggregates from them"
     )

@@ -15,14 +15,8 @@ from headrace.consumers.store.compact_job import CompactJob, DropJob
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.encoders import encoding_threads
 from headrace.consumers.store.former_rows import FormerRows, table_view
-from headrace.consumers.store.last_rows import (
-    LiveSummaries,
-    apply_tombstones,
-    has_stale,
-    last_table,
-    merge_last,
-    with_tags,
-)
+from headrace.consumers.store.last_rows import LiveSummaries, with_tags
+from headrace.consumers.store.last_tables import LastSource, LastTable, LastTables
 from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetadata, live_batch
 from headrace.consumers.store.pruning import OverlapCache, ScanRequest
 from headrace.consumers.store.rollup_columns import RollupRequest
@@ -93,6 +87,7 @@ class Store(SlotMoves):
             overlaps=OverlapCache(opened.files, runs.get),
             blocks=BlockCache(settings.blocks_cache_bytes),
             live=LiveSummaries(),
+            last_tables=LastTables(settings.last_tables_cache_bytes),
             encoders=threads,
             rollups=RollupFiles.open(opened.rollups, settings, opened.files, runs.get, threads, opened.content.entries),
             staging=Path(data_directory) / STAGING_DIRECTORY / path_component(group),
@@ -267,13 +262,14 @@ class Store(SlotMoves):
                 return None
         # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
-        named = [*last, ((database, table), components.live.of(view).last)]
+        source = LastSource(tuple(batch for _, batch in last), unapplied, era_max, view.schema)
+        live = components.live.of(view).last
+        if not wanted:
+            return components.last_tables.newest(key, source, live)
+        named = [*last, (key, live)]
         # By the tags first: what is deleted matters of the wanted series alone.
         found = [with_tags(batch, wanted, components.last_tags.of(name, batch)) for name, batch in named]
-        if unapplied:
-            found[:-1] = [apply_tombstones(batch, unapplied, era_max) for batch in found[:-1]]
-        merged = merge_last(found, view.schema.field_types())
-        return None if has_stale(merged) else last_table(merged, view.schema)
+        return LastTable.of(replace(source, batches=tuple(found[:-1]))).with_live(found[-1])
 
     def undecided(self, after: int, files_max: int, directory: Path) -> Undecided:
         """What came after a version and is sealed, lowest first, with links to its files in a new directory.
@@ -312,6 +308,11 @@ class Store(SlotMoves):
     def block_bytes(self) -> int:
         """The size of the decoded columns of segments that it keeps for queries."""
         return self._components.blocks.cached_bytes
+
+    @property
+    def last_row_bytes(self) -> int:
+        """The size of the last rows of tables that it keeps with their tags decoded."""
+        return self._components.last_tables.cached_bytes
 
     @property
     def loaded_version(self) -> int:

@@ -28,6 +28,7 @@ from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.index import BucketKey, Index, IndexChanges
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
+from headrace.consumers.store.last_tables import LastTables
 from headrace.consumers.store.pruning import OverlapCache
 from headrace.consumers.store.rollup_files import RollupFiles
 from headrace.consumers.store.runs_cache import RunsCache
@@ -60,6 +61,7 @@ class StoreComponents:
     overlaps: OverlapCache
     blocks: BlockCache
     live: LiveSummaries
+    last_tables: LastTables
     encoders: Executor
     rollups: RollupFiles
     staging: Path

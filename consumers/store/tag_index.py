@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Int64s, tag_values
+from headrace.consumers.store.batch_columns import Int64s, values_of_tags
 
 LOOKED_UP_MAX = 100
 """Values that are looked up one by one; more are compared with every distinct value."""
@@ -38,7 +38,7 @@ class _OneTag:
 
     @classmethod
     def of(cls, keys: pa.StringArray, tag: str) -> _OneTag:
-        encoded = pc.fill_null(tag_values(keys, tag), "").dictionary_encode()
+        encoded = pc.fill_null(values_of_tags(keys, [tag])[tag], "").dictionary_encode()
         order = pc.sort_indices(encoded.dictionary)
         ranks = np.empty(len(order), np.int64)
         ranks[order.to_numpy()] = np.arange(len(order))

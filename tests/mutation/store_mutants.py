@@ -316,15 +316,15 @@ STORE = (
     Mutant(
         "era_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, times, codes))",
+        "(_ordinals(orders), versions, eras, times)",
+        "(_ordinals(orders), versions, times)",
         (DELETES, STORE_TESTS),
     ),
     Mutant(
         "version_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), _ordinals(orders), eras, times, codes))",
+        "(_ordinals(orders), versions, eras, times)",
+        "(_ordinals(orders), eras, times)",
         (LOADS,),
     ),
     Mutant(
@@ -361,6 +361,20 @@ STORE = (
         "each.start_ns is None and era_max <= each.era for each",
         "each.start_ns is None for each",
         (DELETES, TOMBSTONES),
+    ),
+    Mutant(
+        "last_rows_of_a_former_seal_kept",
+        "store/last_tables.py",
+        "len(self.batches) == len(other.batches) and all(map(is_, self.batches, other.batches))",
+        "len(self.batches) == len(other.batches)",
+        ("test_last_tables.py",),
+    ),
+    Mutant(
+        "last_rows_before_a_delete_kept",
+        "store/last_tables.py",
+        "return same and deletes and self.schema == other.schema",
+        "return same and self.schema == other.schema",
+        ("test_last_tables.py",),
     ),
     Mutant(
         "late_row_taken_for_unique",

@@ -53,7 +53,7 @@ JOURNAL = {
 def group(name: str, role: str, **values: Any) -> dict[str, Any]:
     """The status of a group as far as the metrics show it."""
     defaults = {"recovery": None, "epoch": 3, "ignored": {}, "segments": 0, "segment_rows": 0, "segment_bytes": 0}
-    defaults |= {"block_bytes": 512}
+    defaults |= {"block_bytes": 512, "last_row_bytes": 256}
     return {"group": name, "role": role, "live_rows": 7, "live_bytes": 1_234, **defaults, **values}
 
 

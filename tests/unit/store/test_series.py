@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store.batch_columns import repeated_tags, series_mask, tag_column, tag_values, values_of_tags
+from headrace.consumers.store.batch_columns import repeated_tags, series_mask, tag_columns, tag_values, values_of_tags
 from headrace.schemas.series import series_key
 
 TEXT = st.text(st.sampled_from("ab,= \\\nö."), max_size=5)
@@ -24,7 +24,7 @@ def test_every_tag_is_found_again(series: list[dict[str, str]], data: st.DataObj
     tag = data.draw(st.sampled_from(names))
     keys = pa.array([series_key("t", tags) for tags in series])
     assert [tags.get(tag) or None for tags in series] == tag_values(keys, tag).to_pylist()
-    column = tag_column(keys, tag, np.arange(len(series))[::-1])
+    column = tag_columns(keys, [tag], np.arange(len(series))[::-1])[tag]
     assert [tags.get(tag) or None for tags in reversed(series)] == column.to_pylist()
     every = repeated_tags(values_of_tags(keys, names), np.arange(len(series)) + 1)
     for name in names:
