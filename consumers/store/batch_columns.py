@@ -26,6 +26,10 @@ TEXT_CHUNK_BYTES = 1 << 30
 """Most text of one string array, whose 32-bit offsets end at 2 GiB."""
 TEXT_ROWS_MIN = 1 << 16
 """Rows from which on a tag with as many values as rows is no dictionary."""
+SOUGHT_MAX = 2
+"""Values of a tag that are looked for as texts in series keys."""
+SOUGHT_KEYS_MIN = 64
+"""Keys in which they are: to decode the tags of fewer takes no longer."""
 KEYS_BYTES_MAX = 16 << 20
 """Dictionaries that are looked at together, copied and encoded: no query reserves memory for that."""
 
@@ -139,6 +143,29 @@ def series_mask(keys: pa.StringArray, tags: Mapping[str, Sequence[str]]) -> Mask
 
     No tags match all series.
     """
+    possible = _possible(keys, tags)
+    if possible is None:
+        return _mask_of_each(keys, tags)
+    mask = np.zeros(len(keys), np.bool_)
+    mask[possible] = _mask_of_each(keys.take(pa.array(possible)), tags)
+    return mask
+
+
+def _possible(keys: pa.StringArray, tags: Mapping[str, Sequence[str]]) -> Int64s | None:
+    """The places of the keys with the text of a wanted pair; None where many values are wanted, or of few keys."""
+    # To find a text takes a fifth of the time that it takes to decode a tag.
+    sought = [tag for tag, allowed in tags.items() if len(allowed) <= SOUGHT_MAX and all(allowed)]
+    if len(keys) < SOUGHT_KEYS_MIN or not sought:
+        return None
+    tag = min(sought, key=lambda each: len(tags[each]))
+    mask = np.zeros(len(keys), np.bool_)
+    for value in tags[tag]:
+        pair = f",{escape_tag(tag)}={escape_tag(value)}"
+        mask |= pc.match_substring(keys, pair).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(mask)
+
+
+def _mask_of_each(keys: pa.StringArray, tags: Mapping[str, Sequence[str]]) -> Mask:
     mask = np.ones(len(keys), np.bool_)
     for tag, allowed in tags.items():
         values = pc.fill_null(tag_values(keys, tag), "")

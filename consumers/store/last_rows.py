@@ -352,13 +352,18 @@ def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[st
         and len(ordering.rows) == int(batch_ends[-1])
         and _all_newer(summary.last, keys, ordering.times[starts])
     )
-    last = merge_last([summary.last, last_batch(keys, ordering.times[ends], ranks, columns)], fields)
+    last = last_batch(keys, ordering.times[ends], ranks, columns)
+    if len(summary.last):
+        last = merge_last([summary.last, last], fields)
     return LiveSummary((*summary.batches, *map(ref, added)), summary.tombstones, last, unique)
 
 
 def _all_newer(last: pa.RecordBatch, keys: pa.StringArray, first_ns: np.ndarray) -> bool:
     """True if every series starts after its row in `last`."""
-    position = pc.index_in(keys, value_set=last.column(0))
+    if not len(last):
+        return True
+    # The new ones are sought among the known ones, which are many more.
+    position = pc.index_in(last.column(0), value_set=keys)
     known = position.is_valid().to_numpy(zero_copy_only=False)
     times = last.column(1).to_numpy()
-    return bool((first_ns[known] > times[position.drop_null().to_numpy()]).all())
+    return bool((first_ns[position.drop_null().to_numpy()] > times[known]).all())

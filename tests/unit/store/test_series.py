@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.consumers.store import batch_columns
 from headrace.consumers.store.batch_columns import repeated_tags, series_mask, tag_columns, tag_values, values_of_tags
 from headrace.schemas.series import series_key
 
@@ -49,3 +52,14 @@ def test_a_tag_is_not_found_inside_another() -> None:
     assert [None] == values_of_tags(pa.array(["host=3"]), ["host"])["host"].to_pylist()
     plain = pa.array([series_key("t", {"xhost": "1"}), series_key("t", {"host": "2", "xhost": "3"})])
     assert [None, "2"] == values_of_tags(plain, ["host"])["host"].to_pylist()
+
+
+@given(series=st.lists(TAGS, min_size=1, max_size=12), wanted=st.dictionaries(st.sampled_from("ab"), st.lists(TEXT)))
+def test_the_mask_is_the_same_where_texts_are_looked_for(
+    series: list[dict[str, str]], wanted: dict[str, list[str]]
+) -> None:
+    """The text of a pair may be part of a longer value, or of another pair."""
+    keys = pa.array([series_key("t", tags) for tags in series])
+    with patch.object(batch_columns, "SOUGHT_KEYS_MIN", 1):
+        found = series_mask(keys, wanted).tolist()
+    assert [all(tags.get(tag, "") in each for tag, each in wanted.items()) for tags in series] == found
