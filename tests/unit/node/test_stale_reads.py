@@ -38,7 +38,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         eventually(lambda: (at := node.readiness.as_of()) is not None and at.boot_ns > written.boot_ns, "an end read")
         nodes.log.unavailable = True
         # It may be unready before that, on a busy machine.
-        eventually(lambda: not (node.ready()[0] or node.positions.log_answers), "a node that notices that its log is away")
+        eventually(
+            lambda: not (node.ready()[0] or node.positions.log_answers), "a node that notices that its log is away"
+        )
         yield nodes
 
 
