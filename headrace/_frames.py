@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +98,7 @@ def _from_rows(rows: Sequence[Any]) -> pa.Table:
     if not all(isinstance(row, Mapping) for row in rows):
         odd = next(row for row in rows if not isinstance(row, Mapping))
         raise RowsInvalid(f"a row is a {type(odd).__name__}", action="give each row as a dict")
+    _check_times([row.get(TIME_COLUMN) for row in rows])
     # Arrow refuses rows of mixed types as a whole. Column by column, the error names the wrong one.
     if not any(_finer_than_us(row.get(TIME_COLUMN)) for row in rows):
         try:
@@ -111,8 +113,11 @@ def _column(name: str, values: Any) -> pa.Array:
     try:
         if hasattr(values, "to_arrow"):
             return values.to_arrow()
-        if name == TIME_COLUMN and isinstance(values, list | tuple) and any(map(_finer_than_us, values)):
-            values = [value.value if _finer_than_us(value) else value for value in values]
+        if name == TIME_COLUMN and isinstance(values, list | tuple):
+            _check_times(values)
+            stamp = next(filter(_finer_than_us, values), None)
+            if stamp is not None:
+                return pa.array([_exact_ns(value, type(stamp)) for value in values], pa.timestamp("ns"))
         return pa.array(values)
     except _REFUSALS as error:
         raise ColumnTypeError(
@@ -123,3 +128,19 @@ def _column(name: str, values: Any) -> pa.Array:
 def _finer_than_us(value: Any) -> bool:
     """Whether a value is a pandas Timestamp, which Arrow truncates to microseconds outside of pandas columns."""
     return hasattr(value, "nanosecond") and hasattr(value, "value")
+
+
+def _exact_ns(value: Any, stamp: type) -> int | None:
+    """Nanoseconds since 1970 of a time, given the type of pandas Timestamps; None for one that is not there."""
+    # NaT is not equal to itself.
+    if value is None or value != value:
+        return None
+    return int((value if _finer_than_us(value) else stamp(value)).value)
+
+
+def _check_times(values: Sequence[Any]) -> None:
+    # Beside datetimes Arrow takes integers for microseconds; everywhere else they are nanoseconds.
+    if len({isinstance(value, Integral) for value in values if value is not None}) > 1:
+        raise ColumnTypeError(
+            f"column {TIME_COLUMN!r} has integers beside other times", action="give all times in one form"
+        )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+import pandas as pd
 import polars as pl
 import pytest
 
 from headrace._frames import RowsInvalid, arrow_table
 from headrace.connectors.formats.interface import ColumnTypeError
+from headrace.connectors.formats.time_rules import check_integers
+
+T0_NS = 1_700_000_000_000_000_000
 
 
 def test_a_polars_type_that_arrow_lacks_names_its_column() -> None:
@@ -33,3 +39,21 @@ def test_a_stream_that_cannot_be_read_is_refused() -> None:
 
     with pytest.raises(RowsInvalid, match="nothing to give"):
         arrow_table(Stream())
+
+
+@pytest.mark.parametrize("other", [1_700_000_000, T0_NS])
+def test_integers_beside_datetimes_are_refused(other: int) -> None:
+    """Arrow takes them for microseconds there: seconds and nanoseconds would be other times without a word."""
+    times = [datetime(2026, 1, 1, tzinfo=UTC), other]
+    for data in ([{"time": each} for each in times], {"time": times}, [{"time": each} for each in reversed(times)]):
+        with pytest.raises(ColumnTypeError, match="integers beside other times"):
+            arrow_table(data)
+
+
+def test_timestamps_of_pandas_are_exact_beside_datetimes() -> None:
+    """To the nanosecond, in every zone; one that is not there stays so, and early ones are no other unit."""
+    stamp = pd.Timestamp(T0_NS + 7, tz="Europe/Berlin")
+    times = [stamp, datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC), None, pd.NaT]
+    for data in ([{"time": each} for each in times], {"time": times}):
+        assert [T0_NS + 7, 2 * 10**9, None, None] == arrow_table(data)["time"].cast("int64").to_pylist()
+    check_integers(arrow_table({"time": [pd.Timestamp(2 * 10**9)]}))
