@@ -26,7 +26,9 @@ from headrace.consumers.sync.owners import (
     check_devices,
     check_store,
 )
+from headrace.schemas.arrow_stream import stream_size
 from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.payload import DECODED_BYTES_MAX
 from headrace.schemas.sync_records import (
     OwnerClaim,
     OwnerEnrolment,
@@ -56,12 +58,18 @@ def encode_devices(devices: Sequence[str]) -> bytes:
 def decode_devices(data: bytes) -> list[str]:
     """The inverse of `encode_devices`. Raises FrameInvalid."""
     try:
+        # Before anything is decompressed: a claim of a megabyte may declare the memory of the machine.
+        if stream_size(data).size_bytes > DECODED_BYTES_MAX:
+            raise FrameInvalid("the devices of a claim take too much memory")
         with pa.ipc.open_stream(data) as reader:
-            keys: list[str] = reader.read_all().column(DEVICE_COLUMN).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
+            devices = reader.read_all().column(DEVICE_COLUMN)
+        # Arrow reads offsets and texts as they are, and fails at them later or not at all.
+        devices.validate(full=True)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise FrameInvalid(f"the devices of a claim cannot be read: {error}") from error
-    if any(key is None for key in keys):
-        raise FrameInvalid("a claim names a device that is null")
+    if devices.type != pa.string() or devices.null_count:
+        raise FrameInvalid("a claim names a device that is no text")
+    keys: list[str] = devices.to_pylist()
     return keys
 
 

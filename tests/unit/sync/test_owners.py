@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.owner_index import OwnerIndex
 from headrace.consumers.sync.owner_log import OwnerLog, change_of_record, encode_devices, move_devices, read_owners
 from headrace.consumers.sync.owners import DeviceOwned, OwnersInMemory, SenderCloned
+from headrace.schemas.payload import DECODED_BYTES_MAX
 from headrace.schemas.sync_records import OwnerClaim, OwnerEnrolment, OwnerMove, OwnerRecord, encode_owner
 
 NORTH, SOUTH = OwnerEnrolment("u-north", "store-n", "north"), OwnerEnrolment("u-south", "store-s", "south")
@@ -154,4 +156,45 @@ def test_a_view_of_another_topic_is_thrown_away(log: MemoryLog, tmp_path: Path) 
     log.create_topic(TOPICS.sync_owner, {})
     owners = OwnerLog(log, log.appender(), TOPICS, tmp_path)
     owners.own(SOUTH, "f", "plant", ["d1"])
+    owners.close()
+
+
+def _devices_of(values: pa.Array, compression: str | None = "zstd") -> bytes:
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"device": values})
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _with_offset(offset: int) -> bytes:
+    """Two texts of two bytes; the second one begins elsewhere."""
+    places = [(0).to_bytes(4, "little"), (2).to_bytes(4, "little"), (4).to_bytes(4, "little")]
+    data = _devices_of(pa.array(["ab", "cd"]), None)
+    assert b"".join(places) in data
+    return data.replace(b"".join(places), places[0] + offset.to_bytes(4, "little") + places[2])
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        _devices_of(pa.array(["ab"]), None).replace(b"ab", b"\xff\xfe"),
+        _with_offset(2**31 - 1),
+        _devices_of(pa.array([1, 2])),
+        _devices_of(pa.array([[{"a": 1}]])),
+        _devices_of(pa.array(["d1", None])),
+        _devices_of(pa.array(["d" * (DECODED_BYTES_MAX + 1)])),
+        _devices_of(pa.array(["d1"]))[:-9],
+        b"",
+    ],
+    ids=["no UTF-8", "offsets", "numbers", "lists", "null", "memory", "cut", "empty"],
+)
+def test_devices_that_no_build_writes_claim_nothing(log: MemoryLog, tmp_path: Path, devices: bytes) -> None:
+    """A foreign record in the topic ends no reader: the claims behind it count, at receivers and in commands."""
+    for body in (NORTH, OwnerClaim(NORTH.sender, NORTH.store, "f", "plant", devices), OwnerMove("v", "plant", devices)):
+        log.store(TOPICS.sync_owner, encode_owner(body), None, ())
+    owners = OwnerLog(log, log.appender(), TOPICS, tmp_path)
+    owners.own(NORTH, "f", "plant", ["d1"])
+    assert ["d1"] == owners.devices(NORTH, "plant")
+    assert {("plant", "d1"): NORTH.sender} == read_owners(log, TOPICS).devices
     owners.close()
