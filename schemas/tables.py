@@ -358,6 +358,9 @@ class Catalogue:
         current = self.newest(change.database, change.table)
         if change.database not in self.databases or change.base_version != current.version:
             return False
+        # Rows that are older than no time, or than one to come, are all rows.
+        if change.retention_ns is not None and change.retention_ns <= 0:
+            return False
         # Files of one table with two types of time are read by few tools: nothing changes the resolution.
         if current.version > 0 and change.resolution is not None:
             return False

@@ -182,6 +182,19 @@ def test_the_first_change_of_a_table_fixes_its_resolution() -> None:
         assert (resolution or TimeResolution.NS) is catalogue.newest("db", table).resolution
 
 
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("retention_ns", [0, -1, -(2**63)])
+def test_a_change_to_a_retention_of_no_time_does_not_count(version: int, retention_ns: int) -> None:
+    """Every row is older than it: leaders would drop the whole table. No command makes such a record."""
+    catalogue = Catalogue()
+    catalogue.apply(DatabaseChange("db"))
+    if version:
+        assert catalogue.apply(TableChange("db", "t", 0, ("host",), retention_ns=1))
+    before = catalogue.newest("db", "t")
+    assert not catalogue.apply(TableChange("db", "t", version, ("site",), retention_ns=retention_ns))
+    assert before == catalogue.newest("db", "t")
+
+
 def test_a_change_of_a_table_stops_a_reader_that_does_not_know_resolutions() -> None:
     """It would take the record for garbage, and a later change in its own form for the first one."""
     assert 2 == format_of_change(TableChange("db", "t", 0)) == format_of_change(DatabaseChange("db"))
