@@ -210,8 +210,8 @@ class SlotTable:
         content = decode_table(data, SLOTS_MAX)
         nodes = [RingNode(node, position) for node, position, _ in content.nodes]
         _check(_ids(nodes), content.replication, len(content.slot_headers))
-        if in_ring_order(nodes) != tuple(nodes) or not set(content.slot_headers) <= set(range(len(nodes))):
-            raise ClusterInvalid("a slot table has nodes out of order, or slots without an owner")
+        if in_ring_order(nodes) != tuple(nodes):
+            raise ClusterInvalid("a slot table has nodes out of order")
         births = {node: birth for node, _, birth in content.nodes}
         headers, moved = content.slot_headers, dict(content.moved)
         return _table(nodes, content.replication, headers, content.version, births, moved, content.ended)

@@ -54,6 +54,9 @@ def decode_table(data: bytes, slots_max: int) -> TableContent:
     # A length comes from the bytes: it must not decide how much memory a reader takes.
     if len(owners) != len(lengths) or min(lengths, default=0) < 1 or sum(lengths) > slots_max:
         raise FrameInvalid(f"a slot table has {len(owners)} runs of slots with {sum(lengths)} slots")
+    # Avro reads numbers of 64 bits, whatever the schema names them.
+    if not all(0 <= owner < len(record["nodes"]) for owner in owners):
+        raise FrameInvalid("a slot table has slots without an owner")
     slots = sum(lengths)
     moved = [(slot, group["previous"]) for group in record["moved"] for slot in group["slots"]]
     if len(dict(moved)) != len(moved) or not all(0 <= slot < slots for slot, _ in moved):

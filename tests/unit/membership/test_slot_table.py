@@ -185,6 +185,7 @@ def test_bytes_of_no_table_are_refused(damage: bytes) -> None:
         {"run_lengths": [-5]},
         {"run_owners": [1]},
         {"run_owners": [-1]},
+        {"run_owners": [1 << 40]},
         {"run_owners": []},
         {"replication": 2},
         {"nodes": []},
