@@ -42,6 +42,15 @@ def is_sender(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
+def is_answerable(manifest: SyncManifest) -> bool:
+    """Whether a sender may have sent a manifest, and would find its verdict: one of any other is for nobody."""
+    body = manifest.body
+    name = body.file if isinstance(body, SyncFile) else body.group
+    # A verdict has the name twice: it would not fit into its topic, and be tried again for ever.
+    fits = len(name.encode()) <= NAME_BYTES_MAX
+    return fits and is_sender(manifest.sender) and 0 < manifest.number <= MANIFEST_NUMBER_MAX
+
+
 def check_manifest(manifest: SyncManifest, format_max: int) -> None:
     """Raises ManifestInvalid, FormatTooNew or SchemaError for a manifest that breaks a rule."""
     _check(is_sender(manifest.sender), "its sender is no UUID")

@@ -20,7 +20,7 @@ from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
 from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, FileLoader, verdict_of
 from headrace.consumers.sync.incoming import IncomingFiles, ReceiverDiskFull
-from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, check_manifest
+from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, check_manifest, is_answerable
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
 from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.receiver_metrics import ReceiverFigures
@@ -207,6 +207,9 @@ class Receiver:
             manifest = decode_manifest(record.value)
         except FrameInvalid as error:
             _log.warning("a manifest cannot be read", partition=record.partition[1], error=error.message)
+            return
+        if not is_answerable(manifest):
+            _log.warning("a manifest of no sender", partition=record.partition[1], offset=record.offset)
             return
         body = manifest.body
         name = body.file if isinstance(body, SyncFile) else body.group

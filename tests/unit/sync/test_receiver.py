@@ -35,6 +35,7 @@ from headrace.consumers.sync.view_database import ViewDiskFull, ViewUnwritable
 from headrace.schemas.framing import FORMAT
 from headrace.schemas.sync_records import (
     SyncChunk,
+    SyncDeletes,
     SyncFile,
     SyncManifest,
     SyncVerdict,
@@ -460,6 +461,32 @@ def test_a_manifest_that_no_store_writes_is_rejected_before_its_chunks(
     scene.manifest(replace(FILE.body, **changed))
     scene.turn_until(lambda: len(scene.verdicts) == 1, "a verdict")
     assert (Verdict.REJECTED, kind) == (scene.verdicts[0].state, scene.verdicts[0].kind)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sender": "sender-1"},
+        {"sender": ""},
+        {"number": 0},
+        {"number": 2**62},
+        {"body": replace(FILE.body, file="e/1/" + "x" * 9_000_000)},
+        {"body": SyncDeletes("x" * 9_000_000, ())},
+    ],
+    ids=["name", "none", "zero", "number", "file", "group"],
+)
+def test_a_manifest_of_no_sender_gets_no_verdict(scene: Scene, changed: dict[str, Any]) -> None:
+    """None would reach it, or fit into its topic: it would be tried for ever, and hold the offset of its partition."""
+    foreign = replace(SyncManifest(SENDER, "s", "", 1, 1, FORMAT, FILE.body), **changed)
+    scene.consumer.logs[MANIFEST].append(encode_manifest(foreign))
+    manifest = scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    with capture_logs() as logs:
+        scene.turn_until(lambda: len(scene.verdicts) == 1, "a verdict")
+        scene.turn_until(lambda: scene.consumer.committed.get(MANIFEST) == 2, "both manifests are done")
+    assert [(manifest.number, Verdict.ACCEPTED)] == [(each.number, each.state) for each in scene.verdicts]
+    assert [0] == [each["offset"] for each in logs if each["event"] == "a manifest of no sender"]
+    assert len(str(logs)) < 5_000
 
 
 def received(directory: Path, data: bytes, segment_bytes: int) -> Path:
