@@ -29,6 +29,7 @@ from headrace.schemas.errors import HeadraceError
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
 _HEAD_BYTES_MAX = 512
+_REASON_CHARACTERS_MAX = 200
 FORMAT = 5
 """The newest format that this build reads.
 
@@ -118,8 +119,9 @@ class Codec:
             record = fastavro.schemaless_reader(stream, schema, reader_schema, return_record_name=True)
         except Exception as error:
             # fastavro raises whatever its parser meets in foreign bytes: EOFError, IndexError,
-            # UnicodeDecodeError and others.
-            raise FrameInvalid(f"a value of topic kind {self.name!r} does not decode: {error!r}") from error
+            # UnicodeDecodeError and others. Not its repr, which may have all the bytes.
+            why = f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS_MAX]
+            raise FrameInvalid(f"a value of topic kind {self.name!r} does not decode: {why}") from error
         # Trailing bytes are damage, which the Avro decoder does not notice.
         if stream.tell() != len(value):
             raise FrameInvalid(f"a value of topic kind {self.name!r} has {len(value) - stream.tell()} bytes too many")

@@ -1,10 +1,10 @@
-"""Headers of foreign producers: of any number and size, and without effect."""
+"""Records of foreign producers: headers of any number and size, and errors of a line."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.schemas.framing import FormatTooNew, check_format, format_headers, kept_headers
+from headrace.schemas.framing import FormatTooNew, FrameInvalid, check_format, codec, format_headers, kept_headers
 
 OURS = tuple(format_headers())
 
@@ -38,3 +38,11 @@ def test_a_newer_format_is_found_among_all_headers(newer: bytes) -> None:
 def test_a_record_without_a_format_keeps_none() -> None:
     """It is read as the oldest format."""
     assert kept_headers((("x", b"1"),)) == ()
+
+
+def test_the_error_of_a_damaged_text_has_none_of_its_bytes() -> None:
+    """Who skips a record logs why. A text of megabytes that is not UTF-8 was in that line as a whole."""
+    value = codec("refusal").prefix + b"\x80\x89\x7a" + b"\xff" * 1_000_000
+    with pytest.raises(FrameInvalid, match="does not decode: UnicodeDecodeError") as caught:
+        codec("refusal").decode(value)
+    assert len(caught.value.message) < 400
