@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from headrace.schemas.messages import (
 )
 from tests.poison import encoded, poison_payloads, row_batch
 
+Case = Callable[[random.Random, int], None]
 LEADER = Leadership(1, "n1", "i")
 EDGES = (0, 1, 127, 128, 254, 255)
 WIDE_EDGES = (-1, 0, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63), 2**40)

@@ -14,8 +14,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # `groups` counts in units of 250 records.
-SLICE = {"messages": 1_000, "groups": 3, "parquet": 80, "arrow": 150, "text": 50}
-SOAK = {"messages": 10_000_000, "groups": 2_400, "parquet": 120_000, "arrow": 250_000, "text": 60_000}
+SLICE = {"messages": 1_000, "groups": 3, "parquet": 80, "arrow": 150, "text": 50} | {
+    "membership": 20,
+    "tables": 40,
+    "statuses": 40,
+    "transfers": 20,
+    "answers": 10,
+    "owners": 20,
+    "letters": 200,
+}
+SOAK = {"messages": 10_000_000, "groups": 2_400, "parquet": 120_000, "arrow": 250_000, "text": 60_000} | {
+    "membership": 40_000,
+    "tables": 200_000,
+    "statuses": 100_000,
+    "transfers": 60_000,
+    "answers": 30_000,
+    "owners": 50_000,
+    "letters": 2_000_000,
+}
 PROCESS_CASES = 500_000
 
 

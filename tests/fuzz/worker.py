@@ -50,13 +50,13 @@ from headrace.schemas.payload import PayloadInvalid, decode_rows
 from headrace.schemas.records import Create
 from headrace.schemas.series import parse_series_key
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, RecordName, TimeResolution
-from tests.fuzz.mutation import TEXTS, Messages, arrow_streams, mutated, parquet_files
+from tests.fuzz import topics
+from tests.fuzz.mutation import TEXTS, Case, Messages, arrow_streams, mutated, parquet_files
 from tests.poison import SCHEMA
 
 HEADERS = tuple(format_headers())
 TOPICS = Topics("c")
 GROUP_RECORDS = 250
-Case = Callable[[random.Random, int], None]
 
 
 class ImpatientTables(SchemaLog):
@@ -285,6 +285,7 @@ KINDS: dict[str, Callable[[], Case]] = {
     "parquet": parquet,
     "arrow": arrow,
     "text": text,
+    **topics.KINDS,
 }
 
 
