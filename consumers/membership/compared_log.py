@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import structlog
+
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing, read_to_end
 from headrace.consumers.membership.schema_history import SchemaHistory
 from headrace.schemas.errors import HeadraceError
 
 READ_TIMEOUT_S = 30.0
+_log = structlog.get_logger(__name__)
 LostError = Callable[[str, str], HeadraceError]
 """Makes the error for a topic, and why it is lost."""
 
@@ -92,6 +95,12 @@ class ComparedLog:
     def take(self, record: Record) -> None:
         """A record counts."""
         self.history, self.next = self.history.after([record]), record.offset + 1
+
+    def note_foreign(self, record: Record, error: HeadraceError) -> None:
+        """A record that was taken does not decode, and changes nothing."""
+        # Once, where it is remembered what was read: commands, and each start, read the log from its first record.
+        if self._history_file is not None and self.history.records > self.known.records:
+            _log.warning("a record cannot be read", topic=self.topic, offset=record.offset, error=error.message)
 
     def save(self) -> None:
         """Remember what was read over restarts."""

@@ -213,7 +213,8 @@ class MembershipFollower:
         self._compared.take(record)
         try:
             writer, decoded = decode_membership(record.value)
-        except FrameInvalid:
+        except FrameInvalid as error:
+            self._compared.note_foreign(record, error)
             self.state, verdict = self.state.apply_value(record.value)
             taken.append(ReadRecord("", None, verdict))
             return

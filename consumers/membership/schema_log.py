@@ -105,7 +105,8 @@ class SchemaLog:
                 raise compared.lose("begins with other records than those that were read from it")
             try:
                 _, change = decode_schema_change(record.value)
-            except FrameInvalid:
+            except FrameInvalid as error:
+                compared.note_foreign(record, error)
                 continue
             with self._changed:
                 self.catalogue.apply(change)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
@@ -91,6 +92,18 @@ def test_what_arrives_is_read_once_and_with_its_verdict() -> None:
     assert [] == followed.turn()
     followed.append(CLAIMS[1])
     assert [Verdict.ACCEPTED] == followed.turn()
+
+
+def test_a_foreign_record_is_logged_once_at_a_node(tmp_path: Path) -> None:
+    """With its place: it changes nothing. Not again at the next start, and not by a command."""
+    followed = Followed(tmp_path / "membership.json")
+    followed.append(CREATE)
+    followed.log.store(TOPIC, b"garbage", None, ())
+    with capture_logs() as logs:
+        followed.turn(2)
+        for history_file in (tmp_path / "membership.json", None):
+            MembershipFollower(followed.log, TOPIC, history_file, followed.clock).read_all()
+    assert [("a record cannot be read", TOPIC, 1)] == [(each["event"], each["topic"], each["offset"]) for each in logs]
 
 
 def test_an_idle_node_looks_once_an_interval(followed: Followed) -> None:

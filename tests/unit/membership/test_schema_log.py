@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
@@ -125,6 +126,17 @@ def test_a_change_that_cannot_be_read_is_never_missed(log: MemoryLog) -> None:
     log.undeliverable.clear()
     tables.refresh()
     assert {"pumps", "valves"} == {table for _, table in tables.catalogue.tables}
+
+
+def test_a_foreign_record_is_logged_once_at_a_node(log: MemoryLog, tmp_path: Path) -> None:
+    """With its place and why: it changes nothing, and who looks for it must find it. Commands and restarts are silent."""
+    log.store(TOPICS.table, b"", None, ())
+    with capture_logs() as logs:
+        for path in (tmp_path / "tables.json", tmp_path / "tables.json", None):
+            opened(log, path).close()
+    assert [3] == [each["offset"] for each in logs]
+    assert [("a record cannot be read", TOPICS.table)] == [(each["event"], each["topic"]) for each in logs]
+    assert "no schema we know" in logs[0]["error"]
 
 
 def test_a_node_without_the_table_log_serves_nothing_and_says_why(
