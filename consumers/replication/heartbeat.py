@@ -390,8 +390,10 @@ class Heartbeat:
 
     def _note_own(self, statuses: Sequence[Status]) -> None:
         for status in statuses:
-            # Statuses of an earlier run of this node prove nothing about this one, so the incarnation must
-            # match.
+            # One from a time to come is foreign, and would keep this node unfenced until then.
+            if status.sent_boot_ns > self._clock.boot_ns():
+                continue
+            # Those of an earlier run of this node prove nothing about this one: the incarnation must match.
             if status.node == self.node and status.incarnation == self.incarnation:
                 # The count first: who finds the node not fenced any more must find it raised.
                 self._fencings += self.fenced

@@ -113,6 +113,19 @@ def test_a_node_is_fenced_until_it_has_read_its_own_status_back() -> None:
     beat.stop()
 
 
+def test_a_status_from_a_time_to_come_does_not_keep_a_node_unfenced() -> None:
+    """A foreign record under the names of this very run: a node that is cut off would serve for as long as it names."""
+    log, clock = MemoryLog(), ManualClock()
+    beat = heartbeat_of(log, clock, "now")
+    beat.send_turn()
+    log.store("status", encode_status(replace(ONE, node="n1", incarnation="now", sent_boot_ns=2**63 - 1)), None, ())
+    beat.receive_turn()
+    assert not beat.fenced
+    clock.now_s += OFFLINE_MS / 1_000
+    assert beat.fenced
+    beat.stop()
+
+
 def test_a_log_of_this_process_alone_that_is_full_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else can lead there, so an edge node answers from what it has. One that starts has read nothing yet."""
     log, clock = MemoryLog(), ManualClock()
