@@ -22,9 +22,9 @@ from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, T
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.sender_ports import Confirmation
 from headrace.consumers.sync.state_directory import StateDirectory, check_centre
+from headrace.consumers.sync.verdicts import verdicts_for
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import FrameInvalid
-from headrace.schemas.sync_records import SyncVerdict, decode_verdict
+from headrace.schemas.sync_records import SyncVerdict
 
 METADATA_TIMEOUT_S = 10.0
 QUEUE_KBYTES = 256 * 1024
@@ -70,7 +70,6 @@ class CentreLink:
         self._log = log
         self._topics = topics
         self._identity, self._directory = state.identity, state.directory
-        self._prefix = f"{self._identity.sender}/".encode()
         self._settings = producer_settings(log.bootstrap, settings)
         self._confirmed: deque[Confirmation] = deque()
         self._outstanding = 0
@@ -146,14 +145,9 @@ class CentreLink:
             self._reader.close()
             self._reader = None
             return []
-        found = []
-        for record in records:
-            self._offset = record.offset + 1
-            # Those of other senders are not decoded.
-            if record.key is not None and record.key.startswith(self._prefix) and record.value:
-                with suppress(FrameInvalid):
-                    found.append(decode_verdict(record.value))
-        return found
+        if records:
+            self._offset = records[-1].offset + 1
+        return verdicts_for(self._identity.sender, records)
 
     def verdict_end(self) -> int:
         """The end of the verdicts that are there now. Raises LogUnavailable, TopicMissing."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from headrace.connectors.log.port import Record
 from headrace.consumers.sync.file_states import FileEvent, FileRecord
 from headrace.consumers.sync.sender_state import DELETES_REJECTED, SenderState
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_names import group_identity
-from headrace.schemas.sync_records import SyncVerdict, Verdict
+from headrace.schemas.sync_records import SyncVerdict, Verdict, decode_verdict, verdict_key
 
 UNKNOWN_VERSION = 1 << 62
 CLONED_KIND = "SenderCloned"
@@ -25,6 +29,20 @@ class SenderCloned(HeadraceError):
             action="headrace sync forget at this store, then give it a state directory of its own (--data-dir), and "
             "hand its devices over at the centre with headrace sync owners move; see docs/operating/sync.md",
         )
+
+
+def verdicts_for(sender: str, records: Sequence[Record]) -> list[SyncVerdict]:
+    """The verdicts for a sender among the records of their topic."""
+    found, prefix = [], verdict_key(sender, "")
+    for record in records:
+        # Those of other senders are not decoded.
+        if record.key is not None and record.key.startswith(prefix) and record.value:
+            with suppress(FrameInvalid):
+                verdict = decode_verdict(record.value)
+                # Anything may have that key: the verdict of another sender would stop this one as a clone.
+                if verdict.sender == sender:
+                    found.append(verdict)
+    return found
 
 
 def check_verdict(state: SenderState, verdict: SyncVerdict) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from headrace.connectors.log.port import Record
 from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.state_directory import StateDirectory
-from headrace.consumers.sync.verdicts import apply_deletes_verdict
-from headrace.schemas.sync_records import SyncVerdict, Verdict
+from headrace.consumers.sync.verdicts import apply_deletes_verdict, verdicts_for
+from headrace.schemas.sync_records import SyncVerdict, Verdict, encode_verdict, verdict_key
 
 SIZE_BYTES = 100
 
@@ -71,3 +72,12 @@ def test_a_sender_keeps_its_name(tmp_path: Path) -> None:
             assert kept == state.claim("store", given).name
         finally:
             state.close()
+
+
+def test_a_sender_takes_no_verdict_of_another_one() -> None:
+    """Whatever key it has: a number that was never given here would stop this sender as one of two copies."""
+    own, other = (SyncVerdict(sender, 9, "g/1/f", b"d", Verdict.ACCEPTED) for sender in ("u", "v"))
+    values = [(verdict_key("u", "g/1/f"), encode_verdict(each)) for each in (other, own)]
+    values += [(b"u/\xff", b"garbage"), (b"u/x", b""), (b"", encode_verdict(own)), (b"ux/f", encode_verdict(own))]
+    records = [Record("t", offset, 0, key or None, value) for offset, (key, value) in enumerate(values)]
+    assert [own] == verdicts_for("u", records)
