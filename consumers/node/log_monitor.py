@@ -103,8 +103,10 @@ class LogMonitor:
             self._schema_log.follow(SCHEMA_WAIT_S)
             self._schema_fault = ""
         except HeadraceError as error:
+            # Once: a record of a later build, or a Kafka that is away, may last for days.
+            if str(error) != self._schema_fault:
+                _log.warning("table log not readable", error=str(error))
             self._schema_fault = str(error)
-            _log.warning("table log not readable", error=str(error))
             return RETRY_S
         return 0.0
 

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.log_monitor import LogMonitor
 from tests.manual_clock import ManualClock
 
@@ -49,6 +52,23 @@ def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows:
     topics: Any = None
     LogMonitor(log, tables, *parts, readiness, topics, ManualClock()).turn()
     assert reopened == consumer.reopened
+
+
+def test_a_table_log_that_stays_unreadable_is_logged_once() -> None:
+    """A record of a later build stays: the reason is shown for as long, and was a line each second. The next one is new."""
+    log, topics = MemoryLog(), Topics("c")
+    log.create_topic(topics.table, {})
+    readiness: Any = SimpleNamespace(positions=None)
+    cluster_topics: Any = SimpleNamespace(warnings=[])
+    parts: Any = ({}, None, None)
+    monitor = LogMonitor(log, SchemaLog(log, topics), *parts, readiness, cluster_topics, ManualClock())
+    with capture_logs() as logs:
+        log.store(topics.table, b"", None, [("format", b"9")])
+        assert all(monitor.schema_turn() > 0 for _ in range(3))
+        assert ["format 9" in each for each in monitor.warnings()] == [True]
+        log.delete_topic(topics.table)
+        assert monitor.schema_turn() > 0
+    assert ["table log not readable"] * 2 == [each["event"] for each in logs]
 
 
 def test_a_deleted_topic_is_named_with_the_choices_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
