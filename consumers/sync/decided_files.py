@@ -14,6 +14,7 @@ from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.view_database import ViewDatabase
 from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.messages import MANIFEST_NUMBER_MAX
 from headrace.schemas.sync_records import SyncVerdict, Verdict, decode_verdict
 
 READ_TIMEOUT_S = 120.0
@@ -78,7 +79,8 @@ class DecidedFiles:
                 verdict = decode_verdict(record.value)
             except FrameInvalid:
                 continue
-            if verdict.state is not Verdict.RESEND:
+            # No manifest has a higher number: a foreign one would decide every later manifest of its file.
+            if verdict.state is not Verdict.RESEND and verdict.number <= MANIFEST_NUMBER_MAX:
                 found[_key(verdict.sender, verdict.file)] = str(self._newest(verdict, found)).encode()
         if records:
             self._view.put(found, records[-1].offset + 1)

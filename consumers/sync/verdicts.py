@@ -12,6 +12,7 @@ from headrace.consumers.sync.sender_state import DELETES_REJECTED, SenderState
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_names import group_identity
+from headrace.schemas.messages import MANIFEST_NUMBER_MAX
 from headrace.schemas.sync_records import SyncVerdict, Verdict, decode_verdict, verdict_key
 
 UNKNOWN_VERSION = 1 << 62
@@ -39,8 +40,9 @@ def verdicts_for(sender: str, records: Sequence[Record]) -> list[SyncVerdict]:
         if record.key is not None and record.key.startswith(prefix) and record.value:
             with suppress(FrameInvalid):
                 verdict = decode_verdict(record.value)
-                # Anything may have that key: the verdict of another sender would stop this one as a clone.
-                if verdict.sender == sender:
+                # Anything may have that key: the verdict of another sender would stop this one as a clone. So would a
+                # number that no manifest has.
+                if verdict.sender == sender and verdict.number <= MANIFEST_NUMBER_MAX:
                     found.append(verdict)
     return found
 

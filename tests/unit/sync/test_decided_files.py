@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,15 @@ def test_a_verdict_that_could_not_be_kept_is_known_and_kept_with_the_next_one(tm
     again = DecidedFiles(log, TOPICS, tmp_path / "decided")
     assert [3, 4] == [again.number(SENDER, f"e/1/{number}") for number in (3, 4)]
     again.close()
+
+
+def test_a_number_that_no_manifest_has_decides_nothing(tmp_path: Path) -> None:
+    """A foreign verdict with a number at the edge of 64 bits kept every later manifest of its file without an answer."""
+    log = MemoryLog()
+    log.create_topic(TOPICS.sync_verdict, {})
+    for number in (2, 2**63 - 1):
+        log.store(TOPICS.sync_verdict, encode_verdict(replace(verdict(1), number=number)), None, ())
+    decided = DecidedFiles(log, TOPICS, tmp_path / "decided")
+    decided.refresh()
+    assert 2 == decided.number(SENDER, "e/1/1")
+    decided.close()

@@ -74,10 +74,11 @@ def test_a_sender_keeps_its_name(tmp_path: Path) -> None:
             state.close()
 
 
-def test_a_sender_takes_no_verdict_of_another_one() -> None:
+def test_a_sender_takes_no_verdict_that_no_receiver_sends_it() -> None:
     """Whatever key it has: a number that was never given here would stop this sender as one of two copies."""
     own, other = (SyncVerdict(sender, 9, "g/1/f", b"d", Verdict.ACCEPTED) for sender in ("u", "v"))
     values = [(verdict_key("u", "g/1/f"), encode_verdict(each)) for each in (other, own)]
     values += [(b"u/\xff", b"garbage"), (b"u/x", b""), (b"", encode_verdict(own)), (b"ux/f", encode_verdict(own))]
+    values += [(verdict_key("u", "g/1/f"), encode_verdict(replace(own, number=2**63 - 1)))]
     records = [Record("t", offset, 0, key or None, value) for offset, (key, value) in enumerate(values)]
     assert [own] == verdicts_for("u", records)
