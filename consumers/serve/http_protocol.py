@@ -6,6 +6,7 @@ query in it.
 
 from __future__ import annotations
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -13,6 +14,8 @@ HEAD_BYTES_MAX = 64 * 1024
 
 llhttp has no limit. Those that arrive together with the end before them do not count.
 """
+
+_INVALID = "Invalid HTTP request received."
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -23,15 +26,44 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. A head that does not end is refused, and its connection closed."""
+        self._unset_keepalive_if_required()
         self._has_progress = False
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.logger.warning(_INVALID)
+            self.send_400_response(_INVALID)
+            return
         self._head_bytes = 0 if self._has_progress else self._head_bytes + len(data)
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.send_400_response(f"The head of the request is larger than {HEAD_BYTES_MAX} bytes.")
 
+    def _parse(self, data: bytes) -> None:
+        # llhttp takes a request that offers another protocol for one without a body: a write would be acknowledged
+        # empty, and its body be the next request. Java's client offers h2c with its first request. So the head is
+        # parsed again, without the offer.
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = (b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(kept))
+
+    def _should_upgrade(self) -> bool:
+        """See HttpToolsProtocol. A request with an offer is not answered before it is parsed again."""
+        return True
+
     def on_headers_complete(self) -> None:
-        """See httptools.HttpRequestParser."""
+        """See httptools.HttpRequestParser. What is raised here is 400."""
         self._has_progress = True
+        if self.parser.should_upgrade() and not any(name == b"upgrade" for name, _ in self.headers):
+            raise ValueError("CONNECT")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
