@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -42,7 +42,7 @@ def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[st
             return f"host {host!r} is not a name of this node"
     # Browsers send Origin with every request that changes something, and no page can forge it.
     origin = headers.get("origin", "")
-    if origin and urlsplit(origin).netloc.lower() != host.lower():
+    if origin and _split(origin).netloc.lower() != host.lower():
         return f"a page of {origin} may not send requests here"
     # A user may follow a link of another site to the node's page; the other site cannot read the answer.
     if (
@@ -56,11 +56,15 @@ def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[st
 # To parse it takes longer than all else here, and clients send the same one.
 @lru_cache(HOSTS_KNOWN_MAX)
 def _hostname(host: str) -> str:
+    return (_split(f"//{host}").hostname or "").lower()
+
+
+def _split(url: str) -> SplitResult:
     # `urlsplit` raises on malformed IPv6 addresses, which come from outside.
     try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def _is_address(name: str) -> bool:
