@@ -62,7 +62,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """See httptools.HttpRequestParser. What is raised here is 400."""
         self._has_progress = True
-        if self.parser.should_upgrade() and not any(name == b"upgrade" for name, _ in self.headers):
+        names = [name for name, _ in self.headers]
+        if names.count(b"host") > 1:
+            raise ValueError("a proxy may have looked at the other Host")
+        if self.parser.should_upgrade() and b"upgrade" not in names:
             raise ValueError("CONNECT")
         super().on_headers_complete()
 

@@ -75,3 +75,11 @@ def test_a_tunnel_is_refused(connection: socket.socket) -> None:
     connection.sendall(b"CONNECT localhost:1 HTTP/1.1\r\nhost: localhost\r\n" + OFFER + b"\r\n")
     assert answer(connection).startswith(b"HTTP/1.1 400 ")
     assert answer(connection) == b""
+
+
+@pytest.mark.parametrize("hosts", [(b"localhost", b"evil.example"), (b"localhost", b"localhost")])
+def test_a_request_with_two_names_is_refused(connection: socket.socket, hosts: tuple[bytes, bytes]) -> None:
+    """Two Host fields are 400 and the end of the connection: a proxy may have looked at the other one."""
+    connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: %s\r\nHost: %s\r\n\r\n" % hosts)
+    assert answer(connection).startswith(b"HTTP/1.1 400 ")
+    assert answer(connection) == b""
