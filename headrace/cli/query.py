@@ -98,6 +98,8 @@ def query(
         if running or kill is not None:
             if sql is not None or file is not None or (running and kill is not None):
                 raise UsageInvalid("--running and --kill take no SQL, and not each other")
+            if kill == "":
+                raise UsageInvalid("--kill names no query", action="headrace query --running lists their IDs")
             _operate(output, node_url(node, cluster, stale=True), kill)
             return
         form, older = _checked(QueryFormat.JSON if output.json_output else chosen), StaleAnswer(stale)

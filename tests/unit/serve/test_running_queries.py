@@ -82,6 +82,15 @@ def test_the_command_names_a_query_that_is_not_there(client: httpx.Client) -> No
     assert "no query none runs on this node" in failed.stderr
 
 
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_an_empty_id_is_a_fault_of_the_command_line(client: httpx.Client, option: list[str]) -> None:
+    """As `--kill "$UNSET"` gives: code 2 and where the IDs are, and the node is not asked."""
+    refused = command(client, "--kill", "", *option)
+    assert 2 == refused.exit_code
+    assert "--kill names no query" in refused.stderr
+    assert "--running" in refused.stderr
+
+
 def test_a_time_without_an_end_is_refused(client: httpx.Client) -> None:
     """One line and code 2, no trace of Python; any finite number of seconds is taken."""
     refused = command(client, "SELECT 1 AS x", "--timeout", "inf")
