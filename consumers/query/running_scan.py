@@ -69,8 +69,8 @@ class RunningScan:
         self._memory = memory
         self._on_end = on_end
         self._timeout_ms = max(1, min(request.timeout_ms, engine.settings.timeout_ms))
-        self._timer = QueryTimer(engine.interrupter, self._timeout_ms)
-        resources.callback(self._timer.finish)
+        self.timer = QueryTimer(engine.interrupter, self._timeout_ms)
+        resources.callback(self.timer.finish)
         self._output = QueryOutput(BUFFER_BYTES)
         self._scheduled: ScheduledQuery | None = None
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class RunningScan:
             scheduled = self._scheduled
         if was_closed:
             return
-        self._timer.cancel()
+        self.timer.cancel()
         self._output.abandon()
         if scheduled is not None:
             self._engine.scheduler.abort(scheduled, QueryCancelled("the scan was closed before its end"))
@@ -126,7 +126,7 @@ class RunningScan:
                 raise QueryCancelled("the scan was closed before its end")
             if self._scheduled is not None:
                 return
-            driver = ThreadedDriver(self._work, self._timer.cancel)
+            driver = ThreadedDriver(self._work, self.timer.cancel)
             # Its memory is not that of queries: they may wait for this scan, and hold theirs meanwhile.
             self._scheduled = self._engine.scheduler.submit(
                 Submission(self.id, [DriverSpec(driver)], self._timeout_ms, sql=self._shown, apart=True, watcher=self)
@@ -147,12 +147,12 @@ class RunningScan:
 
     def _work(self, turn: Turn) -> None:
         """See ThreadedDriver."""
-        deadline = Deadline(min(self._timer.left_s, self._request.wait_ms / 1_000))
+        deadline = Deadline(min(self.timer.left_s, self._request.wait_ms / 1_000))
         after = self._waited(turn, deadline)
         # Before the rows are read: they have at least what was accepted by now.
         [group] = self._fence.groups
         self.hand_overs = HandOvers.of(group.applied.changes)
-        reading = Reading(self._fence, after, self._timer, deadline, turn)
+        reading = Reading(self._fence, after, self.timer, deadline, turn)
         sizes_mb = self._memory.sizes_mb(self.schema, computes=self._request.fragment is not None)
         for memory_mb in sizes_mb:
             try:
@@ -166,9 +166,9 @@ class RunningScan:
     def _read(self, reading: Reading, turn: Turn, memory_mb: int) -> None:
         """Run it once, to its last row."""
         # The memory for others with the last row, which its asker may take late or never.
-        with self._memory.lent(memory_mb, self._timer, turn), ExitStack() as resources:
+        with self._memory.lent(memory_mb, self.timer, turn), ExitStack() as resources:
             statement = ScanStatement(
-                *(self._engine, self._request, self._table, self._timer, self._fence, turn, resources, memory_mb)
+                *(self._engine, self._request, self._table, self.timer, self._fence, turn, resources, memory_mb)
             )
             for batch in statement.batches(self._source, reading, self.schema):
                 room = self._output.put(self.schema, self._fence, batch)

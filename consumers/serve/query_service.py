@@ -73,14 +73,15 @@ class _StartedQuery(NamedTuple):
     complete: bool
 
 
-class _CutOnError(StreamingResponse):
+class CutOnError(StreamingResponse):
     """A response that ends unfinished when its query fails, which makes the server cut the connection.
 
     So it ends when the time of the query is over and its client takes no rows, which would hold the query for ever.
+    A scan for another node is a query here.
     """
 
     def __init__(
-        self, rows: AsyncGenerator[Chunk], timer: QueryTimer, media_type: str, headers: dict[str, str]
+        self, rows: AsyncGenerator[Chunk], timer: QueryTimer, media_type: str, headers: dict[str, str] | None = None
     ) -> None:
         super().__init__(rows, media_type=media_type, headers=headers)
         self._rows = rows
@@ -127,7 +128,7 @@ class QueryService:
         if answer.complete:
             # Nothing is to be closed: a query whose last row was taken ends by itself.
             return Response(answer.first, media_type=media_type, headers=headers)
-        return _CutOnError(self._stream(answer), answer.result.timer, media_type, headers)
+        return CutOnError(self._stream(answer), answer.result.timer, media_type, headers)
 
     async def _started(self, pending: PendingQuery, format_name: str) -> _StartedQuery:
         """The beginning of an answer that is ready."""

@@ -7,13 +7,13 @@ member still computes, that all rows were sent, or what ended the scan (see `sca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.consumers.query.group_scanner import GroupScanner
@@ -22,7 +22,7 @@ from headrace.consumers.query.running_scan import RunningScan
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import MEDIA_TYPE, ScanEncoder
 from headrace.consumers.serve.node_api import NodeApi
-from headrace.consumers.serve.query_service import posted_json
+from headrace.consumers.serve.query_service import CutOnError, posted_json
 from headrace.schemas.errors import HeadraceError
 
 MARK_INTERVAL_S = 1.0
@@ -46,7 +46,7 @@ class ScanService:
         self._threads = ThreadPoolExecutor(scanner.scans_max + SPARE_THREADS, thread_name_prefix="group-scan")
 
     async def respond(self, request: Request) -> Response:
-        """The response to a scan. An asker that disconnects ends its scan."""
+        """The response to a scan. An asker that disconnects ends its scan, and so does the end of its time."""
         wanted = RemoteScanRequest.parse(await posted_json(request))
         opening = asyncio.wrap_future(self._threads.submit(self._scanner.open, wanted))
         try:
@@ -54,9 +54,9 @@ class ScanService:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
             raise
-        return StreamingResponse(self._stream(scan, wanted), media_type=MEDIA_TYPE)
+        return CutOnError(self._stream(scan, wanted), scan.timer, MEDIA_TYPE)
 
-    async def _stream(self, scan: RunningScan, request: RemoteScanRequest) -> AsyncIterator[bytes]:
+    async def _stream(self, scan: RunningScan, request: RemoteScanRequest) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
         encoder = ScanEncoder(scan.schema)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import socket
 import threading
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -20,8 +22,11 @@ from headrace.consumers.query.query_errors import AnswerStale, QueryCancelled, Q
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.replication.group_registry import ByTopic
 from headrace.consumers.serve import scan_service
+from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.query_service import BODY_BYTES_MAX
 from headrace.consumers.serve.scan_service import ScanService
+from headrace.consumers.serve.server import Server
+from tests.unit.serve.conftest import FakeNode
 
 REQUEST = RemoteScanRequest("g", "plant", "pumps", 1, ("time",), None, None).document()
 
@@ -98,6 +103,31 @@ def test_an_asker_that_leaves_ends_its_scan_without_a_trace(monkeypatch: pytest.
     gc.collect()
     assert scan.closed.is_set()
     assert [] == complaints
+
+
+class ScanWithoutEnd(ScanThatIsCancelled):
+    """A scan whose rows never end, and whose time does."""
+
+    timer = SimpleNamespace(left_s=0.2)
+
+    def next(self) -> pa.RecordBatch | None:
+        """Rows that fill the buffers of any connection."""
+        return pa.record_batch([pa.array(range(100_000))], self.schema)
+
+
+def test_an_asker_that_stops_reading_holds_nothing_behind_the_time_of_its_scan(node: FakeNode) -> None:
+    """A node that is stopped keeps its connections. The scan's place, memory and files are free for others."""
+    scan = ScanWithoutEnd()
+    node.scanner = cast(Any, SimpleNamespace(scans_max=1, open=lambda _: scan))
+    server = Server(create_app(node))
+    host, port = server.start().removeprefix("http://").split(":")
+    body = json.dumps(REQUEST).encode()
+    head = f"POST {SCAN_ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert connection.recv(15).startswith(b"HTTP/1.1 200")
+        assert scan.closed.wait(10)
+    server.stop()
 
 
 def stale_answer(*, is_removed: bool) -> QueryError:
