@@ -13,6 +13,8 @@ from headrace.schemas.errors import HeadraceError
 DRAINED_BYTES_MAX = 64 * 1024 * 1024
 """What is read of a body beyond its limit, and forgotten. Many clients read no answer before all of theirs is sent."""
 
+SILENCE_S = 60.0
+"""A body of which nothing arrives for so long is given up: its client may have lost its network, and no packet says so."""
 GZIP_PIECE_BYTES = 16 * 1024
 
 
@@ -33,24 +35,37 @@ async def bounded_body(
     """The body of a request, decompressed by `run` where it is gzip.
 
     Raises `refusal` for one of more than `bytes_max`, as it arrives or in what it holds, and RequestInvalid for one in
-    another encoding.
+    another encoding, and, to be retried, for one that stops arriving.
     """
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
+    try:
+        body = await _received(request, bytes_max)
+    except TimeoutError:
+        raise RequestInvalid(
+            f"nothing of the body came for {SILENCE_S:.0f} s", action="send it again", retriable=True
+        ) from None
+    if body is None:
+        raise refusal
+    return await run(decompressed, body, bytes_max, refusal) if encoding == "gzip" else body
+
+
+async def _received(request: Request, bytes_max: int) -> bytes | None:
+    """A body as it arrives; None for one of more bytes. Raises TimeoutError."""
     # Counted while it arrives: the length that a client announces need not be true.
     parts, size = list[bytes](), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > bytes_max + DRAINED_BYTES_MAX:
-            break
-        parts.append(part)
-        if size > bytes_max:
-            parts.clear()
-    if size > bytes_max:
-        raise refusal
-    body = b"".join(parts)
-    return await run(decompressed, body, bytes_max, refusal) if encoding == "gzip" else body
+    now_s = asyncio.get_running_loop().time
+    async with asyncio.timeout(SILENCE_S) as silence:
+        async for part in request.stream():
+            silence.reschedule(now_s() + SILENCE_S)
+            size += len(part)
+            if size > bytes_max + DRAINED_BYTES_MAX:
+                break
+            parts.append(part)
+            if size > bytes_max:
+                parts.clear()
+    return b"".join(parts) if size <= bytes_max else None
 
 
 def decompressed(body: bytes, limit: int, refusal: HeadraceError) -> bytes:

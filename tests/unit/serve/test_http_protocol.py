@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from headrace.consumers.serve import request_bodies
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.server import Server
 from tests.unit.serve.conftest import FakeNode
@@ -83,3 +85,19 @@ def test_a_request_with_two_names_is_refused(connection: socket.socket, hosts: t
     connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: %s\r\nHost: %s\r\n\r\n" % hosts)
     assert answer(connection).startswith(b"HTTP/1.1 400 ")
     assert answer(connection) == b""
+
+
+def test_a_body_that_stops_arriving_is_given_up(
+    node: FakeNode, connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is free although the connection stays open, and the answer is one to retry. A slow body is waited for."""
+    monkeypatch.setattr(request_bodies, "SILENCE_S", 0.5)
+    connection.sendall(HEAD + LENGTH % len(LINE))
+    for byte in LINE:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.04)
+    assert answer(connection).startswith(b"HTTP/1.1 204 ")
+    connection.sendall(HEAD + LENGTH % len(LINE) + LINE[:-1])
+    eventually(lambda: node.writes.figures.open_requests == 1, "the request")
+    assert answer(connection).startswith(b"HTTP/1.1 503 ")
+    assert 0 == node.writes.figures.open_requests
