@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.requests import Request
 
@@ -40,32 +40,35 @@ async def bounded_body(
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
-    try:
-        body = await _received(request, bytes_max)
-    except TimeoutError:
-        raise RequestInvalid(
-            f"nothing of the body came for {SILENCE_S:.0f} s", action="send it again", retriable=True
-        ) from None
-    if body is None:
+    # Counted while it arrives: the length that a client announces need not be true.
+    parts, size = list[bytes](), 0
+    async for part in arriving(request):
+        size += len(part)
+        if size > bytes_max + DRAINED_BYTES_MAX:
+            break
+        parts.append(part)
+        if size > bytes_max:
+            parts.clear()
+    if size > bytes_max:
         raise refusal
+    body = b"".join(parts)
     return await run(decompressed, body, bytes_max, refusal) if encoding == "gzip" else body
 
 
-async def _received(request: Request, bytes_max: int) -> bytes | None:
-    """A body as it arrives; None for one of more bytes. Raises TimeoutError."""
-    # Counted while it arrives: the length that a client announces need not be true.
-    parts, size = list[bytes](), 0
-    now_s = asyncio.get_running_loop().time
-    async with asyncio.timeout(SILENCE_S) as silence:
-        async for part in request.stream():
-            silence.reschedule(now_s() + SILENCE_S)
-            size += len(part)
-            if size > bytes_max + DRAINED_BYTES_MAX:
-                break
-            parts.append(part)
-            if size > bytes_max:
-                parts.clear()
-    return b"".join(parts) if size <= bytes_max else None
+async def arriving(request: Request) -> AsyncIterator[bytes]:
+    """The parts of a body. Raises RequestInvalid, to be retried, for one that stops arriving."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                part = await anext(stream, None)
+        except TimeoutError:
+            raise RequestInvalid(
+                f"nothing of the body came for {SILENCE_S:.0f} s", action="send it again", retriable=True
+            ) from None
+        if part is None:
+            return
+        yield part
 
 
 def decompressed(body: bytes, limit: int, refusal: HeadraceError) -> bytes:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.serve.error_documents import document_of, refusal
-from headrace.consumers.serve.request_bodies import RequestInvalid, bounded_body
+from headrace.consumers.serve.request_bodies import RequestInvalid, arriving, bounded_body
 from headrace.consumers.serve.request_threads import LOAD_THREADS, RequestThreads
 from headrace.consumers.serve.sync_loads import SyncLoads
 from headrace.consumers.serve.sync_uploads import LinkMissing, Upload, UploadInvalid, UploadRequest, Uploads
@@ -138,14 +138,14 @@ def _finish(upload: Upload, rest: bytes) -> None:
 
 async def _drain(request: Request) -> None:
     # A sender that is cut off in the middle of a body does not read the answer, and would not know why.
-    async for _ in request.stream():
+    async for _ in arriving(request):
         pass
 
 
 async def _write(upload: Upload, request: Request) -> bytes:
     """Write what comes, but for the last bytes, which are returned."""
     waiting = bytearray()
-    async for part in request.stream():
+    async for part in arriving(request):
         waiting += part
         if len(waiting) >= BLOCK_BYTES:
             await asyncio.to_thread(upload.write, bytes(waiting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import time
@@ -12,10 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.query.query_errors import SlotNotHeld
-from headrace.consumers.serve import sync_uploads
+from headrace.consumers.serve import request_bodies, sync_service, sync_uploads
+from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.serve.sync_uploads import LinkMissing, UploadInvalid, UploadRequest, Uploads, UploadsFull
 from headrace.consumers.store import StoreFull, staged_names
 from headrace.consumers.sync.member_routes import LINKED_SERIES_SUFFIX, UPLOAD_SUFFIX
@@ -296,3 +300,26 @@ def test_a_link_that_is_not_here_is_refused(group: FakeGroup, file: SealedFile, 
     take(uploads, request_of(file), file.data)
     with pytest.raises(SlotNotHeld):
         uploads.staging_directory(GroupKey("n1", 2))
+
+
+def test_an_upload_that_stops_arriving_frees_its_place(
+    group: FakeGroup, file: SealedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver that lost its network sends nothing more, not even the end of its connection."""
+    monkeypatch.setattr(request_bodies, "SILENCE_S", 0.1)
+    uploads = uploads_of(group)
+    service: Any = SimpleNamespace(begin=lambda _: uploads.begin(request_of(file)))
+    parts = iter([file.data[:10]])
+
+    async def receive() -> Message:
+        for part in parts:
+            return {"type": "http.request", "body": part, "more_body": True}
+        return await asyncio.Future[Message]()
+
+    async def take_part() -> None:
+        request = Request({"type": "http", "query_string": b"", "headers": []}, receive)
+        with pytest.raises(RequestInvalid, match="nothing of the body came"):
+            await asyncio.wait_for(sync_service._take(service, request), 10)
+
+    asyncio.run(take_part())
+    assert (0, []) == (uploads.open_uploads, group.names())
