@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.consumers.query.aggregates import divided, is_aggregate
-from headrace.consumers.query.scope import position_of
+from headrace.consumers.query.scope import folded, position_of
 from headrace.consumers.query.sql_nodes import is_of_row, parsed_expression, quoted_column, sql_of
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -91,12 +91,12 @@ class _Division:
     def result(self) -> DividedSelect:
         self._check_form()
         columns = (*self.schema.tags, TIME_COLUMN, *(name for name, _ in self.schema.fields))
-        self.spelled = {name.lower(): name for name in columns}
+        self.spelled = {folded(name): name for name in columns}
         for item in self.select.expressions:
             if isinstance(item, exp.Alias):
                 # Two items of one name: which of them another clause means, only DuckDB knows.
-                _require(item.alias.lower() not in self.aliases)
-                self.aliases[item.alias.lower()] = item.this
+                _require(folded(item.alias) not in self.aliases)
+                self.aliases[folded(item.alias)] = item.this
         where = self.select.args.get("where")
         condition = self._of_row(where.this) if where is not None else None
         self.keys = self._found_keys()
@@ -151,7 +151,7 @@ class _Division:
             number = int(each.this) if str(each.this).isdigit() else 0
             _require(1 <= number <= len(self.select.expressions))
             return self._key(_content(self.select.expressions[number - 1]))
-        name = each.name.lower() if isinstance(each, exp.Column) and not each.table else ""
+        name = folded(each.name) if isinstance(each, exp.Column) and not each.table else ""
         if name in self.aliases and name not in self.spelled:
             return self._key(self.aliases[name])
         return self._key(each)
@@ -175,7 +175,7 @@ class _Division:
     def _resolved(self, column: exp.Column, strict: bool) -> exp.Expression:
         name = self._own(column)
         if name is None:
-            alias = self.aliases.get(column.name.lower()) if not column.table else None
+            alias = self.aliases.get(folded(column.name)) if not column.table else None
             # An alias of an alias: not followed, so that none can refer to itself.
             _require(alias is not None and is_of_row(alias))
             assert alias is not None
@@ -186,21 +186,21 @@ class _Division:
                 _require(own is not None)
                 each.replace(quoted_column(own or ""))
             return holder
-        _require(not strict or bool(column.table) or not self._means_another(column.name.lower()))
+        _require(not strict or bool(column.table) or not self._means_another(folded(column.name)))
         return quoted_column(name)
 
     def _own(self, column: exp.Column) -> str | None:
         """The spelling of a column of the table, None for other names. One of another table is not divisible."""
         _require(not column.args.get("catalog") and isinstance(column.this, exp.Identifier))
         if column.table:
-            _require(column.table.lower() == self.table.alias_or_name.lower())
-            _require(not column.db or (not self.table.alias and column.db.lower() == self.table.db.lower()))
-        return self.spelled.get(column.name.lower())
+            _require(folded(column.table) == folded(self.table.alias_or_name))
+            _require(not column.db or (not self.table.alias and folded(column.db) == folded(self.table.db)))
+        return self.spelled.get(folded(column.name))
 
     def _means_another(self, name: str) -> bool:
         """Whether the select list gives the name of a column to something else."""
         alias = self.aliases.get(name)
-        return alias is not None and not (isinstance(alias, exp.Column) and alias.name.lower() == name)
+        return alias is not None and not (isinstance(alias, exp.Column) and folded(alias.name) == name)
 
     def _item(self, item: exp.Expression) -> exp.Expression:
         """An item of the select list over the columns of the fragments."""
@@ -216,8 +216,8 @@ class _Division:
         for node in found.walk():
             if isinstance(node, exp.Column) and not node.meta.get(_QUOTED):
                 # What is left names an item of the select list, which the final statement has too.
-                _require(not node.table and node.name.lower() in self.aliases)
-                _require(node.name.lower() not in self.spelled or ordered)
+                _require(not node.table and folded(node.name) in self.aliases)
+                _require(folded(node.name) not in self.spelled or ordered)
         return found
 
     def _replace(self, node: exp.Expression, strict: bool) -> None:
@@ -287,7 +287,7 @@ class _Division:
 
     def _names_item(self, content: exp.Expression) -> bool:
         """Whether an ORDER BY names an item of the select list, which comes before a column of the table."""
-        return isinstance(content, exp.Column) and not content.table and content.name.lower() in self.aliases
+        return isinstance(content, exp.Column) and not content.table and folded(content.name) in self.aliases
 
 
 def is_of_row_itself(node: exp.Expression) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,12 @@ from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 SOURCES_MAX = 32
 """Tables that one SELECT joins: of more no name is looked up, since each may be a column of any of them."""
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+def folded(name: str) -> str:
+    """A name in the form in which DuckDB compares it: the case of letters beyond ASCII counts."""
+    return name.translate(_LOWER)
 
 
 def column_names(schema: TableSchema) -> tuple[str, ...]:
@@ -90,28 +97,28 @@ class Scope:
     @classmethod
     def of(cls, table: exp.Table, select: exp.Select, schema: TableSchema) -> Scope:
         """The scope of a table in the SELECT that names it."""
-        return cls(table, select, {name.lower(): name for name in column_names(schema)})
+        return cls(table, select, {folded(name): name for name in column_names(schema)})
 
     def belongs(self, column: exp.Column) -> str | None:
         """The catalogue's spelling of the column, None when it is or may be one of another table."""
         name = self.names(column)
-        return name if column.table or not self._shadowed(column.name.lower()) else None
+        return name if column.table or not self._shadowed(folded(column.name)) else None
 
     def names(self, column: exp.Column) -> str | None:
         """The same where a column comes before an item of the select list that has its name: within these items."""
-        name = self.spelled.get(column.name.lower())
+        name = self.spelled.get(folded(column.name))
         if name is None or column.args.get("catalog"):
             return None
         known = self._qualified(column) if column.table else len(sources_of(self.select)) == 1
         return name if known else None
 
     def _qualified(self, column: exp.Column) -> bool:
-        exposed = self.table.alias_or_name.lower()
-        if sum(source.alias_or_name.lower() == exposed for source in sources_of(self.select)) != 1:
+        exposed = folded(self.table.alias_or_name)
+        if sum(folded(source.alias_or_name) == exposed for source in sources_of(self.select)) != 1:
             return False
-        database = self.table.db.lower() if not self.table.alias else ""
-        return column.table.lower() == exposed and (not column.db or column.db.lower() == database)
+        database = folded(self.table.db) if not self.table.alias else ""
+        return folded(column.table) == exposed and (not column.db or folded(column.db) == database)
 
     def _shadowed(self, name: str) -> bool:
         """True if the select list gives the name another meaning, which DuckDB also accepts in WHERE."""
-        return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in self.select.expressions)
+        return any(isinstance(item, exp.Alias) and folded(item.alias) == name for item in self.select.expressions)

@@ -18,7 +18,7 @@ from sqlglot.tokenizer_core import TokenType
 from headrace.consumers.query.constants import moment_sql
 from headrace.consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan
 from headrace.consumers.query.predicates import DAY_NS, MICROSECOND_NS, SLACK_NS, Evaluate, time_measure
-from headrace.consumers.query.scope import Scope, rows_depend_on_each_other, sources_of
+from headrace.consumers.query.scope import Scope, folded, rows_depend_on_each_other, sources_of
 from headrace.consumers.query.sql_nodes import ROW_FUNCTIONS, is_of_row, quoted_column, sql_of
 from headrace.consumers.query.table_source import TableExtent
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -158,7 +158,7 @@ def _meant(item: exp.Expression, select: exp.Select) -> exp.Expression | None:
         is_known = 1 <= number <= len(listed) and not any(each.is_star for each in listed)
         return listed[number - 1].unalias() if is_known else None
     if isinstance(item, exp.Column) and not item.table:
-        named = [each for each in listed if isinstance(each, exp.Alias) and each.alias.lower() == item.name.lower()]
+        named = [each for each in listed if isinstance(each, exp.Alias) and folded(each.alias) == folded(item.name)]
         if named:
             return named[0].this if len(named) == 1 else None
     return item
@@ -177,7 +177,7 @@ def _has_key(select: exp.Select, key: exp.Expression, scope: Scope) -> bool:
 def _is_key(item: exp.Expression, select: exp.Select, key: exp.Expression, scope: Scope) -> bool:
     # A name of a column and of an item means the one or the other: both must do.
     meant = [_meant(item, select)]
-    if isinstance(item, exp.Column) and item.name.lower() in scope.spelled:
+    if isinstance(item, exp.Column) and folded(item.name) in scope.spelled:
         meant.append(item)
     return all(
         each is not None and (each == key or (isinstance(each, exp.Column) and scope.names(each) == TIME_COLUMN))

@@ -379,3 +379,16 @@ def test_pivot_groups_by_what_it_does_not_name(written: Written, sql: str) -> No
 def test_fetch_is_a_limit(written: Written, sql: str, fetch: str) -> None:
     """In the words of the standard."""
     written.check("n3", sql.format(table=TABLE, fetch=fetch), ordered=True)
+
+
+@pytest.mark.parametrize("condition", ["WHERE \"Ä\" = 'one'", "HAVING \"Ä\" = 'one'", 'ORDER BY "Ä" DESC LIMIT 1'])
+def test_names_that_differ_beyond_ascii_are_two(tmp_path: Path, condition: str) -> None:
+    """An item of the select list is what a condition means, and not the column whose name has the other case."""
+    schema = replace(SCHEMA, tags=("host", "ä"))
+    with cluster_of_stores(tmp_path, schema) as cluster:
+        cluster.write(
+            [({"host": host, "ä": other}, BEGIN_NS, {"n": 1}) for host, other in [("one", "x"), ("on", "one")]]
+        )
+        where, group = (condition, "") if condition.startswith("WHERE") else ("", condition)
+        found = cluster.ask("n1", f'SELECT host AS "Ä", count(*) AS c FROM {TABLE} {where} GROUP BY 1 {group}')
+        assert [{"Ä": "one", "c": 1}] == found.to_pylist()
