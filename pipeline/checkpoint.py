@@ -130,6 +130,17 @@ def make_batch_durable(folder: Path, batch: int) -> None:
         fsync_directory(directory)
 
 
+def make_newest_batch_durable(checkpoint: str) -> None:
+    """`make_batch_durable` for a sink that learns no number: Spark makes its writer once the offsets are written."""
+    folder = local_folder(checkpoint) if checkpoint else None
+    # Without a scheme it may be a folder of another file system, which is Spark's default.
+    if folder is None or not (folder / "offsets").is_dir():
+        return
+    batches = [int(name) for name in os.listdir(folder / "offsets") if name.isdigit()]
+    if batches:
+        make_batch_durable(folder, max(batches))
+
+
 def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, notify: Callable[[str], None]) -> None:
     deadline = Deadline(wait_s)
     notified = False
