@@ -65,3 +65,11 @@ def test_a_client_needs_an_address(bootstrap: str) -> None:
     """librdkafka takes an empty one, and every request waits in vain."""
     with pytest.raises(ClientSettingsRefused, match="no address of Kafka"):
         KafkaLog(bootstrap)
+
+
+@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
+def test_the_address_of_kafka_is_no_setting_of_librdkafka(name: str) -> None:
+    """It overrode the one that errors name, and `config show` printed a password in it."""
+    with pytest.raises(ClientSettingsRefused, match="the address of Kafka is given by itself") as refused:
+        KafkaLog("127.0.0.1:9", {name: "user:word@127.0.0.1:9"})
+    assert "word" not in str(refused.value)
