@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from confluent_kafka import Producer
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_settings import appender_settings
 from headrace.connectors.log.port import ClientSettingsRefused
+from headrace.connectors.log.topics import DLQ_REASON_HEADER
 from headrace.consumers.sync.centre_link import producer_settings
+from headrace.pipeline.ingest import RAW_MESSAGE_BYTES_MAX
+from headrace.pipeline.sink_records import REASON_BYTES_MAX
 
 ANSWERS_AFTER_MS = 500
 RECORDS = 10
@@ -73,3 +77,18 @@ def test_the_address_of_kafka_is_no_setting_of_librdkafka(name: str) -> None:
     with pytest.raises(ClientSettingsRefused, match="the address of Kafka is given by itself") as refused:
         KafkaLog("127.0.0.1:9", {name: "user:word@127.0.0.1:9"})
     assert "word" not in str(refused.value)
+
+
+def test_a_dead_letter_as_large_as_a_raw_message_is_appended_again() -> None:
+    """A replay of dead letters ended at the first one above 16 MiB that was refused again, and never came past it."""
+    log, outcomes = KafkaLog("127.0.0.1:9", {"test.mock.num.brokers": "1"}), list[tuple[int | None, object]]()
+    with closing(log), closing(log.appender()) as appender:
+        headers = [(DLQ_REASON_HEADER, bytes(REASON_BYTES_MAX))]
+        appender.append(
+            "dlq.t",
+            bytes(RAW_MESSAGE_BYTES_MAX - 1_000),
+            headers=headers,
+            on_delivery=lambda offset, error: outcomes.append((offset, error)),
+        )
+        assert 0 == appender.flush(30)
+    assert [(0, None)] == outcomes
