@@ -14,14 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.core import context
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -121,7 +122,7 @@ def open_session(
     builder = SparkSession.builder.appName(name)
     for key, value in {**JOB_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with _preserved_sigint_handler():
+    with _without_handler_of_pyspark():
         session = builder.getOrCreate()
     _silence_accumulator_server(session)
     _silence_py4j()
@@ -194,20 +195,17 @@ def end_session(session: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def _preserved_sigint_handler() -> Iterator[None]:
-    """Keep the handler of SIGINT."""
-    # PySpark installs its own, which cancels all jobs and raises in the middle of running code. Signals are
-    # blocked meanwhile, so that none reaches it.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _without_handler_of_pyspark() -> Iterator[None]:
+    """Keep PySpark from handling SIGINT: its handler calls the JVM, perhaps in the middle of another call to it."""
+    # Setting ours back comes too late, and a mask does not help: the signal reaches another thread, and Python runs the
+    # handler in this one all the same.
+    nothing = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda _number, _handler: None)
+    names = vars(context)
+    names["signal"], theirs = nothing, names["signal"]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        names["signal"] = theirs
 
 
 def _silence_py4j() -> None:

@@ -1,0 +1,61 @@
+"""What Ctrl-C does while a session is opened."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from headrace.pipeline import session
+
+
+@pytest.fixture
+def interrupts() -> Iterator[list[int]]:
+    """The interrupts that reach the program, and a thread beside the main one, which may get the signal."""
+    received: list[int] = []
+    done = threading.Event()
+    beside = threading.Thread(target=done.wait, daemon=True)
+    beside.start()
+    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    yield received
+    signal.signal(signal.SIGINT, before)
+    done.set()
+    beside.join(10)
+
+
+def test_an_interrupt_while_pyspark_starts_is_the_programs_own(
+    interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark's handler calls the JVM in the middle of another call, which is an error of the command with a traceback."""
+    own = signal.getsignal(signal.SIGINT)
+
+    class Builder:
+        def appName(self, _name: str) -> Builder:  # noqa: N802
+            return self
+
+        def config(self, _key: str, _value: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            # As in the constructor of a SparkContext, by its own view of the module.
+            theirs = SparkContext.__init__.__globals__["signal"]
+            theirs.signal(theirs.SIGINT, lambda _number, _frame: pytest.fail("PySpark has the interrupt"))
+            for thread in threading.enumerate():
+                if thread is not threading.main_thread() and thread.ident is not None:
+                    signal.pthread_kill(thread.ident, signal.SIGINT)
+                    break
+            while not interrupts:
+                threading.Event().wait(0.01)
+            raise InterruptedError
+
+    monkeypatch.setattr(session, "_launch", lambda *_arguments: None)
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    with suppress(InterruptedError):
+        session.open_session("x")
+    assert ([signal.SIGINT], own) == (interrupts, signal.getsignal(signal.SIGINT))
+    assert SparkContext.__init__.__globals__["signal"] is signal
