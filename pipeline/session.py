@@ -117,6 +117,7 @@ def open_session(
     is started here keeps the descriptors `keep_open`, and the locks on them, until it ends. Needs no network
     once the jars are cached. Raises SparkUnavailable, JarsUnavailable, JavaUnusable.
     """
+    _silence_py4j()
     if SparkContext._gateway is None and not is_submitted():
         _launch(name, log_file, dict(settings or {}), keep_open, progress)
     builder = SparkSession.builder.appName(name)
@@ -125,7 +126,6 @@ def open_session(
     with _without_handler_of_pyspark():
         session = builder.getOrCreate()
     _silence_accumulator_server(session)
-    _silence_py4j()
     _check_connector(session)
     _provide_package(session)
     return session
@@ -257,7 +257,7 @@ def _launch(
     # then stops the JVM. A JVM that got it too could end between a task's rows and their count. It ends with its
     # standard input when the driver is killed.
     child: dict[str, Any] = {"pass_fds": tuple(keep_open), "process_group": 0}
-    with log_file.open("ab") if log_file else nullcontext() as output:
+    with log_file.open("ab") if log_file else nullcontext() as output, _no_orphan(logging_file.as_uri()):
         if output is not None:
             child |= {"stdout": output, "stderr": output}
         try:
@@ -266,7 +266,27 @@ def _launch(
         except PySparkRuntimeError as error:
             where = f"look into {log_file}" if log_file else "its output is above"
             raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
-    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+@contextmanager
+def _no_orphan(mark: str) -> Iterator[None]:
+    """Kill the JVM of a start that fails or is interrupted; its command line has the mark."""
+    # PySpark takes the folder away in which the JVM leaves its address. One that comes later fails at that, before it
+    # waits for the end of its standard input, and its other threads would live on for ever, with the lock of the
+    # checkpoint.
+    try:
+        yield
+    except BaseException:
+        import psutil
+
+        for child in psutil.Process().children():
+            with suppress(psutil.Error, OSError):
+                if any(mark in word for word in child.cmdline()):
+                    # With the programs by which its script finds Java.
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        raise
 
 
 def _java_options() -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from headrace.connectors.kafka.jars import JarSet
 from headrace.pipeline import session
 
 
@@ -59,3 +64,26 @@ def test_an_interrupt_while_pyspark_starts_is_the_programs_own(
         session.open_session("x")
     assert ([signal.SIGINT], own) == (interrupts, signal.getsignal(signal.SIGINT))
     assert SparkContext.__init__.__globals__["signal"] is signal
+
+
+def test_an_interrupt_while_the_jvm_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The JVM finds no place for its address then, never comes to wait for its end, and kept the checkpoint locked."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch(conf: SparkConf, child: dict[str, object]) -> None:
+        options = conf.get("spark.driver.extraJavaOptions")
+        command = [sys.executable, "-c", "import time; time.sleep(60)", str(options)]
+        started.append(subprocess.Popen(command, **child))  # type: ignore[call-overload]
+        raise KeyboardInterrupt
+
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(session, "launch_gateway", launch)
+    monkeypatch.setattr(session, "resolve_jars", lambda **_options: JarSet(tmp_path, {"spark": ()}))
+    beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with pytest.raises(KeyboardInterrupt):
+        session._launch("x", tmp_path / "spark.log", {}, (), None)
+    assert not psutil.pid_exists(started[0].pid)
+    started[0].wait(20)
+    assert beside.poll() is None
+    beside.communicate(b"\n", 20)
