@@ -31,6 +31,10 @@ class GroupEnded(QueryFailed):
     """A data group of the micro-batch's slot table has ended: the batch must be written again, by the newest table."""
 
 
+class StoppedEarly(HeadraceError):
+    """A run that was stopped before the end of its topic, which it was to reach, or within a micro-batch."""
+
+
 class WorkerLate(QueryFailed):
     """A Python process of Spark did not start within Spark's fixed 10 s, as on a machine that is overloaded."""
 
@@ -56,6 +60,12 @@ _PYTHON_CAUSE = re.compile(
 )
 SPARK_LOG = "its spark.log"
 _CAUSE = re.compile(r"^(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.+)$", re.MULTILINE)
+
+
+def check_ended(*, ended: bool) -> None:
+    """Raises StoppedEarly for a run that was to reach the end of its topic and did not."""
+    if not ended:
+        raise StoppedEarly("stopped before the end of the topic", action="start it again: it continues from there")
 
 
 def raw_data_lost(topic: str) -> RawDataLost:

@@ -17,7 +17,6 @@ from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption
 from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import RowOptions
-from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
@@ -44,10 +43,6 @@ IntervalOption = Annotated[
 WaitOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for Kafka at the start.")
 ]
-
-
-class StoppedEarly(HeadraceError):
-    """A run that was stopped before the end of its topic, which it was to reach, or within a micro-batch."""
 
 
 ingest = typer.Typer(help="From raw topics into the cluster, through Spark Structured Streaming.", no_args_is_help=True)
@@ -122,6 +117,8 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
 def _run_measured(
     output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics
 ) -> None:
+    from headrace.pipeline.failures import StoppedEarly, check_ended
+
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
@@ -140,8 +137,8 @@ def _run_measured(
         _report(output, job.topic, progress, time.monotonic() - started_s)
     if signals.received == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if options.available_now and (progress is None or not progress.ended):
-        raise StoppedEarly("stopped before the end of the topic", action="start it again: it continues from there")
+    if options.available_now:
+        check_ended(ended=progress is not None and progress.ended)
 
 
 def _ingest(

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from headrace.connectors.log.client_check import check_client_settings
 from headrace.pipeline.checkpoint import held_checkpoint
 from headrace.pipeline.dead_letter_limit import SHARE_MAX
+from headrace.pipeline.failures import check_ended
 from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare
 from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.job import IngestJob
@@ -57,7 +58,7 @@ def parser() -> JobParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job; the exit code. Prints the counts as one JSON object."""
+    """Run the job; the exit code. Prints the counts as one JSON object, also of a run that a signal stopped early."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         # Only recorded: the run polls it between micro-batches and finishes the current one.
@@ -72,11 +73,14 @@ def main(arguments: list[str]) -> int:
                 done = run_ingest(session, job, run, should_stop=lambda: bool(stopped), notify=notify)
             finally:
                 session.stop()
+        counts = done.counts
+        document = {"rows": counts.rows, "points": counts.points, "rejected": counts.rejected, "batches": done.batches}
+        sys.stdout.write(json.dumps({**document, "seconds": round(time.monotonic() - started_s, 3)}) + "\n")
+        if run.available_now:
+            # What schedules the job would take it for complete.
+            check_ended(ended=done.ended)
     except HeadraceError as error:
         return report(error)
-    counts = done.counts
-    document = {"rows": counts.rows, "points": counts.points, "rejected": counts.rejected, "batches": done.batches}
-    sys.stdout.write(json.dumps({**document, "seconds": round(time.monotonic() - started_s, 3)}) + "\n")
     return 0
 
 

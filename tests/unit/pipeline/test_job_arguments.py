@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from headrace.pipeline.dead_letter_limit import SHARE_MAX
+from headrace.pipeline.ingest_progress import Counts, IngestProgress
 from headrace.pipeline.job_arguments import JobOptionInvalid, kafka_settings, message_options
 from headrace.pipeline.jobs import backfill, ingest
 from headrace.pipeline.package import write_jobs
@@ -89,3 +92,22 @@ def test_the_jobs_are_written_beside_the_zip(tmp_path: Path) -> None:
     assert ["backfill.py", "ingest.py"] == [path.name for path in write_jobs(tmp_path)]
     with pytest.raises(JobOptionInvalid, match="--table"):
         backfill.parser().parse(["a.csv", "--cluster", "c", "--bootstrap", "b:1", "--database", "d", "--format", "csv"])
+
+
+@pytest.mark.parametrize(
+    ("more", "ended", "code"), [(["--available-now"], False, 1), (["--available-now"], True, 0), ([], False, 0)]
+)
+def test_a_job_that_is_stopped_before_the_end_that_it_was_to_reach_has_failed(
+    more: list[str], ended: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What schedules it would take the topic for read; its counts are printed all the same."""
+    done = IngestProgress(Counts(rows=5), 1, 0, 0.0, ended=ended)
+    for name in ("prepare", "open_session"):
+        monkeypatch.setattr(ingest, name, Mock())
+    monkeypatch.setattr(ingest, "held_checkpoint", lambda *_arguments: nullcontext())
+    monkeypatch.setattr(ingest, "run_ingest", Mock(return_value=done))
+    monkeypatch.setattr(ingest.signal, "signal", Mock())
+    assert code == ingest.main([*JSON, "--database", "d", "--table", "t", *more])
+    out, err = capsys.readouterr()
+    assert '"rows": 5' in out
+    assert ("stopped before the end" in err) is bool(code)
