@@ -115,6 +115,8 @@ def _column(name: str, values: Any) -> pa.Array:
             return values.to_arrow()
         if name == TIME_COLUMN and isinstance(values, list | tuple):
             _check_times(values)
+            # NaT has the looks of a Timestamp, and Arrow cannot read it beside a datetime.
+            values = [None if _finer_than_us(value) and value != value else value for value in values]
             stamp = next(filter(_finer_than_us, values), None)
             if stamp is not None:
                 return pa.array([_exact_ns(value, type(stamp)) for value in values], pa.timestamp("ns"))
@@ -132,7 +134,7 @@ def _finer_than_us(value: Any) -> bool:
 
 def _exact_ns(value: Any, stamp: type) -> int | None:
     """Nanoseconds since 1970 of a time, given the type of pandas Timestamps; None for one that is not there."""
-    # NaT is not equal to itself.
+    # Nor is NaN, which is not equal to itself.
     if value is None or value != value:
         return None
     return int((value if _finer_than_us(value) else stamp(value)).value)

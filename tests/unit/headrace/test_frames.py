@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 
 from headrace._frames import RowsInvalid, arrow_table
-from headrace.connectors.formats.interface import ColumnTypeError
+from headrace.connectors.formats.interface import ColumnTypeError, TimeRangeError
 from headrace.connectors.formats.time_rules import check_integers
+from headrace.producers.writer import normal_rows
 
 T0_NS = 1_700_000_000_000_000_000
 
@@ -57,3 +58,17 @@ def test_timestamps_of_pandas_are_exact_beside_datetimes() -> None:
     for data in ([{"time": each} for each in times], {"time": times}):
         assert [T0_NS + 7, 2 * 10**9, None, None] == arrow_table(data)["time"].cast("int64").to_pylist()
     check_integers(arrow_table({"time": [pd.Timestamp(2 * 10**9)]}))
+
+
+def test_a_time_of_pandas_that_is_not_there_is_none_beside_datetimes() -> None:
+    """So that the rows are refused for their missing time, and not for the type of it."""
+    times = [pd.NaT, datetime(2026, 1, 1, tzinfo=UTC)]
+    for data in (
+        [{"time": each} for each in times],
+        {"time": times},
+        {"time": [*times, float("nan"), pd.Timestamp(0)]},
+    ):
+        table = arrow_table(data)
+        assert [None, 1_767_225_600 * 10**9] == table["time"].cast("timestamp[ns]").cast("int64").to_pylist()[:2]
+        with pytest.raises(TimeRangeError, match="rows without a time"):
+            normal_rows(table, "t", ())
