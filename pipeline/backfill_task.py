@@ -53,10 +53,10 @@ def write_files(job: BackfillJob, files: tuple[PlannedFile, ...], progress: str)
 
     Raises FileRefused, FileChanged; WriteFailed, WriteUnknown, LogUnavailable.
     """
-    cluster = writer_cluster(job.target)
-    cluster.tables.refresh()
-    for each in files:
-        yield _FileTask(cluster, job, each, progress_report(progress, each.number)).write()
+    with writer_cluster(job.target) as cluster:
+        cluster.tables.refresh()
+        for each in files:
+            yield _FileTask(cluster, job, each, progress_report(progress, each.number)).write()
 
 
 def progress_report(path: str, number: int) -> Callable[[int], None]:

@@ -143,22 +143,22 @@ def confirm(options: WriteOptions, messages: list[WriterCommitMessage | None]) -
     from headrace.pipeline.writer_cluster import writer_cluster
     from headrace.producers.acks import Quorum
 
-    cluster = writer_cluster(options.target)
-    quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, options.quorum, QUORUM_TIMEOUT_MS)
-    total = TaskWritten()
-    for message in messages:
-        assert isinstance(message, TaskCommit), message
-        total.rows += message.written.rows
-        total.add(message.written.records.items())
-        for group, topic_id in message.written.topic_ids.items():
-            topic = cluster.topic_of(group)
-            if topic_id != cluster.log.describe(topic).topic_id:
-                raise TopicReplaced(
-                    f"topic {topic} was made again while {total.rows:,} rows were written",
-                    action="check the cluster; writing the batch again is safe",
-                )
-    quorum.prepare(total.records)
-    quorum.confirm(total.records, total.rows)
+    with writer_cluster(options.target) as cluster:
+        quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, options.quorum, QUORUM_TIMEOUT_MS)
+        total = TaskWritten()
+        for message in messages:
+            assert isinstance(message, TaskCommit), message
+            total.rows += message.written.rows
+            total.add(message.written.records.items())
+            for group, topic_id in message.written.topic_ids.items():
+                topic = cluster.topic_of(group)
+                if topic_id != cluster.log.describe(topic).topic_id:
+                    raise TopicReplaced(
+                        f"topic {topic} was made again while {total.rows:,} rows were written",
+                        action="check the cluster; writing the batch again is safe",
+                    )
+        quorum.prepare(total.records)
+        quorum.confirm(total.records, total.rows)
 
 
 def _is_field(kind: DataType) -> bool:
@@ -183,7 +183,7 @@ def _write(
     from headrace.pipeline.writer_cluster import writer_cluster
 
     begin_task()
-    cluster = writer_cluster(options.target)
-    cluster.tables.refresh()
-    task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()), of_stream=of_stream)
-    return TaskCommit(task.write(batches))
+    with writer_cluster(options.target) as cluster:
+        cluster.tables.refresh()
+        task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()), of_stream=of_stream)
+        return TaskCommit(task.write(batches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -23,7 +24,7 @@ OPTIONS = WriteOptions(Target("db", "t", "c", "nowhere"), ("host",), 2)
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Three members, to which every process of Spark is connected."""
     with open_scene() as opened:
-        monkeypatch.setattr(writer_cluster, "writer_cluster", lambda _target: opened.cluster)
+        monkeypatch.setattr(writer_cluster, "writer_cluster", lambda _target: nullcontext(opened.cluster))
         monkeypatch.setattr(sink, "QUORUM_TIMEOUT_MS", 200)
         yield opened
 
