@@ -139,7 +139,7 @@ class DeadLetterQueues:
             return {}
         positions: dict[str, ReplayPosition] = {}
         for record in records:
-            check_format(record.headers)
+            check_format(record.headers, record.topic, record.offset)
             with contextlib.suppress(FrameInvalid):
                 position = decode_position(record.value)
                 positions[position.topic] = position

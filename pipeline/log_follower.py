@@ -337,7 +337,7 @@ def decoded(record: Record) -> Message | None:
 
     Raises FormatTooNew.
     """
-    check_format(record.headers)
+    check_format(record.headers, record.topic, record.offset)
     try:
         return decode_message(record.value)
     except FrameInvalid:

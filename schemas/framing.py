@@ -156,12 +156,13 @@ def _without_last(name: str) -> Any:
     return fastavro.parse_schema({**schema, "fields": schema["fields"][:-1]})
 
 
-def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:
-    """Raises FormatTooNew if a record's `format` header is above the format of this build."""
+def check_format(headers: tuple[tuple[str, bytes], ...], topic: str = "", offset: int = 0) -> None:
+    """Raises FormatTooNew if a record's `format` header is above the format of this build; it names topic and offset."""
     for _, value in kept_headers(headers):
         if int(value) > FORMAT:
+            what = f"the record at offset {offset} of topic {topic}" if topic else "a record"
             raise FormatTooNew(
-                f"a record has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node"
+                f"{what} has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node"
             )
 
 

@@ -146,7 +146,7 @@ def replay(records: Iterable[Record]) -> MembershipState:
     state = MembershipState()
     for record in records:
         # A record of a later build is not skipped: what follows may build on it.
-        check_format(record.headers)
+        check_format(record.headers, record.topic, record.offset)
         state, _ = state.apply_value(record.value)
     return state
 

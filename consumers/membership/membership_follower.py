@@ -164,7 +164,7 @@ class MembershipFollower:
                 self._reader_used_s = now_s
                 self._take(self._compared.poll(POLL_RECORDS, 0.0), taken)
         except FormatTooNew as error:
-            self.stopped = f"membership log, record {self.state.records + 1}: {error}"
+            self.stopped = str(error)
             _log.error("membership log not followed any further", reason=self.stopped)
         except HeadraceError as error:
             if str(error) != self.fault:
@@ -209,7 +209,7 @@ class MembershipFollower:
             self.look_soon()
 
     def _apply(self, record: Record, taken: list[ReadRecord]) -> None:
-        check_format(record.headers)
+        check_format(record.headers, record.topic, record.offset)
         self._compared.take(record)
         try:
             writer, decoded = decode_membership(record.value)

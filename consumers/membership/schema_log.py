@@ -99,7 +99,7 @@ class SchemaLog:
     def _take(self, records: Sequence[Record]) -> None:
         compared = self._compared
         for record in records:
-            check_format(record.headers)
+            check_format(record.headers, record.topic, record.offset)
             compared.take(record)
             if compared.history.records == compared.known.records and compared.history != compared.known:
                 raise compared.lose("begins with other records than those that were read from it")

@@ -169,7 +169,7 @@ def test_a_record_of_a_later_build_stops_the_node_right_before_it(followed: Foll
     followed.log.store(TOPIC, encode_membership("w", CLAIMS[2]), None, format_headers(FORMAT + 1))
     followed.append(CLAIMS[3])
     assert [Verdict.ACCEPTED] == followed.turn()
-    assert "record 4: a record has format" in followed.follower.failure
+    assert "the record at offset 3 of topic c.membership has format" in followed.follower.failure
     assert "upgrade this node" in followed.follower.failure
     assert 2 == followed.follower.state.epoch
     assert [] == followed.turn()

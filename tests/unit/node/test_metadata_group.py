@@ -79,6 +79,6 @@ def test_a_membership_record_of_a_later_build_keeps_a_node_from_being_ready(
     with running_nodes(tmp_path, monkeypatch, ("n1",)) as nodes:
         node = led(nodes)
         nodes.log.store("c.membership", b"of a later build", None, format_headers(FORMAT + 1))
-        eventually(lambda: any("a record has format" in reason for reason in node.ready()[1]), "the reason")
+        eventually(lambda: any("the record at offset" in reason for reason in node.ready()[1]), "the reason")
         # The reason is there a moment before its thread has given the lead up.
         eventually(lambda: not node.metadata.leads, "the end of its lead")

@@ -98,6 +98,8 @@ def test_a_newer_format_is_distinguished_from_garbage() -> None:
     """
     with pytest.raises(FormatTooNew, match="format 6"):
         check_format((("format", b"6"),))
+    with pytest.raises(FormatTooNew, match="^the record at offset 7 of topic c.table has format 9"):
+        check_format((("format", b"9"),), "c.table", 7)
     for headers in ((), (("format", b"1"),), (("format", b"5"),), (("format", b"x"),), (("other", b"9"),)):
         check_format(headers)
 
