@@ -5,8 +5,11 @@
 1. `decide` creates it, durably. A crash before leaves the group as it was closed.
 2. Each directory of the group is renamed into it. A crash in between leaves an index without its segments, which
    would be damage: so the next start finishes a deletion before it opens any store.
-3. What was moved is removed, and `deleted/{directory}` last. A crash in between leaves files that nothing names; the
-   next start removes them, because the decision is still there.
+3. What was moved is removed. Then the node forgets the group in its `node.json`, and `deleted/{directory}` goes last. A
+   crash in between leaves files that nothing names, or a group without files; the next start ends that, because the
+   decision is still there.
+
+The files go before `node.json` is written: a full disk refuses that until they are gone.
 
 Whoever opens a group of that name later finds nothing, and the group begins empty.
 """
@@ -14,6 +17,7 @@ Whoever opens a group of that name later finds nothing, and the group begins emp
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.connectors.files import create_directories, fsync_directory, rename_durably
@@ -34,8 +38,11 @@ def is_decided(data_directory: Path, directory: str) -> bool:
     return (data_directory / DELETED / directory).exists()
 
 
-def finish_deletion(data_directory: Path, directory: str) -> None:
-    """Delete what is left of a group whose deletion was decided. Can be repeated after a crash at any step."""
+def finish_deletion(data_directory: Path, directory: str, forget: Callable[[str], None]) -> None:
+    """Delete what is left of a group whose deletion was decided. Can be repeated after a crash at any step.
+
+    `forget(directory)` makes the node forget the group, durably. Raises OSError, also what `forget` raises.
+    """
     target = data_directory / DELETED / directory
     for part in _PARTS:
         if (source := data_directory / part / directory).exists():
@@ -45,13 +52,14 @@ def finish_deletion(data_directory: Path, directory: str) -> None:
     # The decision is removed last, by itself.
     for moved in list(target.iterdir()):
         shutil.rmtree(moved)
+    forget(directory)
     target.rmdir()
     fsync_directory(target.parent)
 
 
-def finish_deletions(data_directory: Path) -> list[str]:
+def finish_deletions(data_directory: Path, forget: Callable[[str], None]) -> list[str]:
     """Finish the deletions that a crash interrupted, before any store is opened; the directories of their groups."""
     names = sorted(path.name for path in (data_directory / DELETED).glob("*"))
     for directory in names:
-        finish_deletion(data_directory, directory)
+        finish_deletion(data_directory, directory, forget)
     return names

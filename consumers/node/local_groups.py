@@ -126,7 +126,7 @@ class LocalGroups:
         """
         # Before any store is opened: a crash in the middle of a deletion or a swap leaves a group with a part of its
         # files, or with those of two stores.
-        self._forget_topics(finish_deletions(self.directory))
+        finish_deletions(self.directory, self._forget)
         finish_swaps(self.directory)
         try:
             self._open(on_progress)
@@ -140,17 +140,22 @@ class LocalGroups:
         for topic, group in self.groups.items():
             self._mark_short_of_gap(topic, group)
 
-    def _forget_topics(self, directories: Collection[str]) -> None:
-        """Forget what is recorded of groups whose directories are deleted."""
+    def _forget(self, directory: str) -> None:
+        """Forget what is recorded of a group whose directories are deleted. Raises OSError; it can be repeated."""
         with self.recording:
-            for topic in list(self.identity.topics):
-                if (found := self.topics.group_of(topic)) and path_component(
-                    group_name(GroupKey(*found))
-                ) in directories:
-                    self.identity.forget(topic)
-                    # The other members must not compare an empty group with what this node has published of it.
-                    self.identity.renew()
+            for topic, topic_id in list(self.identity.topics.items()):
+                found = self.topics.group_of(topic)
+                if found is None or path_component(group_name(GroupKey(*found))) != directory:
+                    continue
+                self.identity.forget(topic)
+                # The other members must not compare an empty group with what this node has published of it.
+                self.identity.renew()
+                try:
                     self.identity.save(self.directory)
+                except OSError:
+                    # A full disk: without it nobody would finish the deletion before the next start.
+                    self.identity.topics[topic] = topic_id
+                    raise
 
     def _open(self, on_progress: Callable[[str], None]) -> None:
         self.journal = Journal(self.directory / JOURNAL_DIRECTORY, [group_name(key) for key in self.keys.values()])
@@ -226,8 +231,7 @@ class LocalGroups:
     def _add(self, topic: str, key: GroupKey, state: TopicState) -> Group:
         directory = path_component(group_name(key))
         if is_decided(self.directory, directory):
-            self._forget_topics([directory])
-            finish_deletion(self.directory, directory)
+            finish_deletion(self.directory, directory, self._forget)
         # A copy that was complete when the group was closed, or when the disk refused the swap.
         finish_swap(self.directory, directory)
         with self.recording:
@@ -260,8 +264,7 @@ class LocalGroups:
             return
         directory = path_component(group_name(GroupKey(*found)))
         decide(self.directory, directory)
-        self._forget_topics([directory])
-        finish_deletion(self.directory, directory)
+        finish_deletion(self.directory, directory, self._forget)
 
     def left(self, wanted: Collection[GroupKey]) -> list[GroupKey]:
         """The groups that are closed and not wanted, and that have left something on the disk."""

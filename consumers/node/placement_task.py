@@ -136,13 +136,14 @@ class PlacementTask:
             # A deleted topic must not be made again, nor a closed one be opened by a check of its settings.
             self._topics_of_cluster.forget(self._topic(key))
         busy = self._follow(table, wanted, state)
-        for key in self._local.left(kept):
-            self.lifecycle.delete(key)
         self._ending.table = table
         self._ending.turn([key for key in ends if key not in gone])
         exiled = is_exiled(state, self._node, self._local.identity.born)
         if exiled:
             self._end(busy is None)
+        # Last: a disk that refuses it keeps nothing else from being done.
+        for key in self._local.left(kept):
+            self.lifecycle.delete(key)
         if busy is not None:
             raise busy
         # The topic of a group that ends is deleted without another record.

@@ -282,7 +282,7 @@ class SimFiles:
             disk.sealed, disk.copy_committed = disk.copy_committed, None
         disk.step_hook("swapped")
 
-    def finish_deletions(self, _directory: Path) -> list[str]:
+    def finish_deletions(self, _directory: Path, _forget: Callable[[str], None]) -> list[str]:
         """See group_deletion.finish_deletions."""
         return []
 

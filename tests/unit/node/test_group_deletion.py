@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.consumers.node import group_deletion
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.node import data_directory, group_deletion
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.local_groups import LocalGroups
+from headrace.consumers.node.settings import StoreSection
+from headrace.schemas.group_changes import GroupKey
 
+UNUSED: Any = None
 PARTS = ("segments", "index", "rollups", "staging", "recovering", "recovered", "replaced")
 
 
@@ -25,6 +33,10 @@ def group(directory: Path, name: str) -> None:
 def left(directory: Path, name: str) -> list[str]:
     """What is there of a group."""
     return [path.parts[-2] for path in directory.glob(f"*/{name}")]
+
+
+def forget(_directory: str) -> None:
+    """A node that keeps nothing of its groups."""
 
 
 def test_a_kill_at_any_step_leaves_a_deletion_that_the_next_start_finishes(
@@ -57,7 +69,7 @@ def test_a_kill_at_any_step_leaves_a_deletion_that_the_next_start_finishes(
             patch.setattr("shutil.rmtree", counted(group_deletion.shutil.rmtree))
             try:
                 group_deletion.decide(directory, "n1")
-                group_deletion.finish_deletion(directory, "n1")
+                group_deletion.finish_deletion(directory, "n1", forget)
             except Killed:
                 killed = True
         if not killed:
@@ -66,10 +78,39 @@ def test_a_kill_at_any_step_leaves_a_deletion_that_the_next_start_finishes(
         decided = group_deletion.is_decided(directory, "n1")
         # The last step is the sync behind the removal of the decision, which a kill does not take back.
         assert decided or len(left(directory, "n1")) in (0, len(PARTS))
-        finished = group_deletion.finish_deletions(directory)
+        finished = group_deletion.finish_deletions(directory, forget)
         assert (["n1"] if decided else []) == finished
         assert (decided or not left(directory, "n1")) == (left(directory, "n1") == [])
         assert sorted(PARTS) == sorted(left(directory, "n2"))
-        assert [] == group_deletion.finish_deletions(directory)
+        assert [] == group_deletion.finish_deletions(directory, forget)
     assert steps > 2 * len(PARTS)
     assert [] == left(tmp_path / str(steps), "n1")
+
+
+def test_a_full_disk_gets_its_space_back_and_the_deletion_ends_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are gone before `node.json` is written, which a full disk refuses. The group stays one that is to be
+    deleted, also for a start in between, and its node gets a new store id.
+    """
+    topics, key = Topics("plant"), GroupKey("n1", 1)
+    identity = Identity("plant", "n2", "store", {topics.forward("n1"): "id"})
+    identity.save(tmp_path)
+    group(tmp_path, "n1")
+    local = LocalGroups(tmp_path, identity, {}, topics, UNUSED, UNUSED, StoreSection())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data_directory, "write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            local.delete(topics.forward("n1"))
+        assert ["deleted"] == left(tmp_path, "n1")
+        assert [key] == local.left({})
+        assert [] == list((tmp_path / "deleted" / "n1").iterdir())
+    local.delete(topics.forward("n1"))
+    assert [] == local.left({}) == left(tmp_path, "n1")
+    written = Identity.load(tmp_path, "plant", "n2")
+    assert {} == written.topics
+    assert "store" != written.store
