@@ -44,5 +44,8 @@ class WriteSettings(SettingsModel):
         default=4_096, ge=1, le=COUNT_MAX, description="open requests to write over HTTP; more get 503"
     )
     http_waiting_mb_max: int = Field(
-        default=64, ge=1, le=MEGABYTES_MAX, description="bodies that wait to be written; beyond that, 503"
+        default=64,
+        ge=1,
+        le=MEGABYTES_MAX,
+        description="bodies that arrive, and those that wait to be written; beyond either, 503",
     )

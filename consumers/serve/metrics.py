@@ -191,6 +191,8 @@ def _write_metrics(writes: WriteApi) -> Iterator[Metric]:
     waiting = {"requests": float(counts.waiting_requests), "bytes": float(counts.waiting_bytes)}
     yield _gauge_by("headrace_http_writes_waiting", "Line protocol that waits to be written", "of", waiting)
     yield GaugeMetricFamily("headrace_http_writes_open", "Requests to write that are open", figures.open_requests)
+    bodies = "Bytes of bodies that arrive, or are written as Arrow"
+    yield GaugeMetricFamily("headrace_http_write_body_bytes", bodies, figures.bodies.held_bytes)
     yield CounterMetricFamily("headrace_http_write_rows", "Rows of line protocol that were written", counts.rows)
     yield CounterMetricFamily("headrace_http_write_batches", "Batches of requests that were synced", counts.batches)
     outcomes = {

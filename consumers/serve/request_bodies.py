@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.requests import Request
 
+from headrace.producers.group_writer import WritesWaiting
 from headrace.schemas.errors import HeadraceError
 
 DRAINED_BYTES_MAX = 64 * 1024 * 1024
@@ -26,33 +28,83 @@ class RequestTooLarge(HeadraceError):
     """A request whose body is larger than any query is."""
 
 
+class BodyRoom:
+    """The bytes of all bodies that are here at a time. Owned by the event loop."""
+
+    def __init__(self, held_bytes: int = 0) -> None:
+        self.held_bytes = held_bytes
+
+    @contextmanager
+    def share(self, bytes_max: int) -> Iterator[BodyShare]:
+        """The part of one body, while all of them may hold so many bytes."""
+        share = BodyShare(self, bytes_max)
+        try:
+            yield share
+        finally:
+            share.release()
+
+
+class BodyShare:
+    """What one body holds of the room of all."""
+
+    def __init__(self, room: BodyRoom, bytes_max: int) -> None:
+        self._room = room
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+
+    def grow(self, size_bytes: int) -> bool:
+        """Hold so many bytes more; False, and nothing held any longer, where there is no room for them."""
+        # One that is alone is bounded by its own limit: else a body above this one would be refused for ever.
+        is_alone = self._room.held_bytes == self._held_bytes
+        if not is_alone and self._room.held_bytes + size_bytes > self._bytes_max:
+            self.release()
+            return False
+        self._room.held_bytes += size_bytes
+        self._held_bytes += size_bytes
+        return True
+
+    def release(self) -> None:
+        """Hold nothing: the body is gone, or counted elsewhere."""
+        self._room.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+
 async def bounded_body(
     request: Request,
     bytes_max: int,
     refusal: HeadraceError,
     run: Callable[..., Awaitable[bytes]] = asyncio.to_thread,
+    share: BodyShare | None = None,
 ) -> bytes:
     """The body of a request, decompressed by `run` where it is gzip.
 
     Raises `refusal` for one of more than `bytes_max`, as it arrives or in what it holds, and RequestInvalid for one in
-    another encoding, and, to be retried, for one that stops arriving.
+    another encoding, and, to be retried, for one that stops arriving; WritesWaiting where its share cannot grow.
     """
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
     # Counted while it arrives: the length that a client announces need not be true.
-    parts, size = list[bytes](), 0
+    parts, size, has_room = list[bytes](), 0, True
     async for part in arriving(request):
         size += len(part)
         if size > bytes_max + DRAINED_BYTES_MAX:
             break
+        has_room = has_room and (share is None or share.grow(len(part)))
         parts.append(part)
-        if size > bytes_max:
+        if size > bytes_max or not has_room:
             parts.clear()
     if size > bytes_max:
         raise refusal
     body = b"".join(parts)
-    return await run(decompressed, body, bytes_max, refusal) if encoding == "gzip" else body
+    if encoding == "gzip" and has_room:
+        body = await run(decompressed, body, bytes_max, refusal)
+        has_room = share is None or share.grow(max(0, len(body) - size))
+    if not has_room:
+        raise WritesWaiting(
+            "too many bytes of other requests to write are here", action="try again in a moment", retriable=True
+        )
+    return body
 
 
 async def arriving(request: Request) -> AsyncIterator[bytes]:

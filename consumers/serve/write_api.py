@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
+from headrace.consumers.serve.request_bodies import BodyRoom
 from headrace.producers.group_writer import GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.settings import WriteSettings
@@ -39,10 +40,11 @@ class WriteOptions:
 
 @dataclass(slots=True)
 class WriteFigures:
-    """Requests to write over HTTP: open now, and refused because too many were open."""
+    """Requests to write over HTTP: open now, and refused because too many were open; the bodies of those that are."""
 
     open_requests: int = 0
     refused_requests: int = 0
+    bodies: BodyRoom = field(default_factory=BodyRoom)
 
 
 class WriteApi(Protocol):

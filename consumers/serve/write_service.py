@@ -25,7 +25,7 @@ from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.query.guard import has_half_pair
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import posted_json
-from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, bounded_body
+from headrace.consumers.serve.request_bodies import BodyShare, RequestInvalid, RequestTooLarge, bounded_body
 from headrace.consumers.serve.request_threads import LINE_THREADS, WRITE_THREADS, RequestThreads
 from headrace.consumers.serve.schema_service import quorum_of
 from headrace.consumers.serve.write_api import WriteApi, WriteOptions
@@ -127,8 +127,8 @@ class WriteService:
         for name in ("database", "table"):
             if not given.get(name):
                 raise RequestInvalid(f"the request names no {name}", action=f"add {name}=NAME to the URL")
-        async with self._open_request():
-            body = await self._body(request)
+        async with self._open_request() as share:
+            body = await self._body(request, share)
             written = await self._waiting.run(
                 lambda: self._writes.write(
                     given["database"], given["table"], _arrow(body, self._body_bytes_max), tags, options
@@ -149,18 +149,20 @@ class WriteService:
         return JSONResponse({"deleted": True, "offsets": dict(offsets)})
 
     async def _write_lines(self, request: Request, database: str, unit: TimeUnit | None, *, whole: bool) -> Response:
-        async with self._open_request():
-            body = await self._body(request)
-            lines = LineRequest(database, unit, body, time.time_ns() // 1_000_000, whole)
+        async with self._open_request() as share:
+            lines = LineRequest(database, unit, await self._body(request, share), time.time_ns() // 1_000_000, whole)
             # The first write of a node opens its connection; after that, this only queues.
-            answer = await asyncio.wrap_future(await self._queueing.run(self._writes.submit, lines))
+            answering = await self._queueing.run(self._writes.submit, lines)
+            # It is counted among those that wait to be written.
+            share.release()
+            answer = await asyncio.wrap_future(answering)
         response = _refusal(answer) if answer.refused else Response(status_code=204)
         if answer.offsets:
             response.headers[OFFSETS_HEADER] = json.dumps(answer.offsets)
         return response
 
     @asynccontextmanager
-    async def _open_request(self) -> AsyncIterator[None]:
+    async def _open_request(self) -> AsyncIterator[BodyShare]:
         figures = self._writes.figures
         # All requests are handled by one thread, that of the event loop: a counter is enough.
         if figures.open_requests >= self._writes.settings.http_requests_max:
@@ -168,7 +170,8 @@ class WriteService:
             raise WritesWaiting("too many requests to write are open", action="try again in a moment", retriable=True)
         figures.open_requests += 1
         try:
-            yield
+            with figures.bodies.share(self._writes.settings.http_waiting_mb_max * 1_000_000) as share:
+                yield share
         finally:
             figures.open_requests -= 1
 
@@ -177,9 +180,13 @@ class WriteService:
         """Of a body as it arrives, and of what it holds."""
         return self._writes.settings.http_body_mb_max * 1_000_000
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, share: BodyShare) -> bytes:
         limit = self._body_bytes_max
-        return await bounded_body(request, limit, _too_large(limit), self._queueing.run)
+        try:
+            return await bounded_body(request, limit, _too_large(limit), self._queueing.run, share)
+        except WritesWaiting:
+            self._writes.figures.refused_requests += 1
+            raise
 
 
 def _too_large(limit: int) -> RequestTooLarge:

@@ -15,6 +15,7 @@ from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
+from headrace.consumers.serve.request_bodies import BodyRoom
 from headrace.consumers.serve.write_api import WriteFigures
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.group_writer import GroupWriterStatistics
@@ -85,7 +86,7 @@ class MeasuredNode:
     scanner = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))
     writes = SimpleNamespace(
         statistics=GroupWriterStatistics(90, 4_500, 3, 2, 1, 20, 5, 2_000),
-        figures=WriteFigures(7, 4),
+        figures=WriteFigures(7, 4, BodyRoom(9_000)),
         settings=WriteSettings(),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, decompressed
+from headrace.consumers.serve.request_bodies import BodyRoom, RequestInvalid, RequestTooLarge, decompressed
 from headrace.schemas.messages import Delete, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from tests.unit.serve.conftest import TOPICS, FakeNode
@@ -161,6 +161,46 @@ def test_more_open_requests_than_the_limit_get_503(client: httpx.Client, node: F
     node.writes.figures.open_requests = 0
     assert 204 == client.post("/write?db=d&precision=s", content=LINE).status_code
     assert (0, 1) == (node.writes.figures.open_requests, node.writes.figures.refused_requests)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_bodies_that_are_here_together_have_a_limit(client: httpx.Client, node: FakeNode, packed: bool) -> None:
+    """Thousands of clients send at once, or their bodies unpack to a thousand times as much: 503, with the time to retry.
+
+    A body that is alone is bounded by its own limit. None of them is counted behind its end.
+    """
+    bodies, others = node.writes.figures.bodies, node.writes.settings.http_waiting_mb_max * 1_000_000 - 50_000
+    lines = b"\n".join(b"cpu,host=a usage=1.5 %d" % (1_700_000_000 + second) for second in range(5_000))
+    sent, headers = (gzip.compress(lines), {"content-encoding": "gzip"}) if packed else (lines, {})
+    assert len(gzip.compress(lines)) < 50_000 < len(lines)
+    times = pa.array(range(SECOND_NS, SECOND_NS + 10_000_000, 1_000))
+    arrow = stream_of(pa.table({"time": times, "v": times}))
+    bodies.held_bytes = others
+    answer = client.post("/write?db=d&precision=s", content=sent, headers=headers)
+    assert (503, "unavailable", True) == (answer.status_code, answer.json()["code"], "retry-after" in answer.headers)
+    answer = client.post("/api/v1/write?database=d&table=t", content=arrow)
+    assert (503, "WritesWaiting") == (answer.status_code, answer.json()["error"]["kind"])
+    assert (others, 2, []) == (bodies.held_bytes, node.writes.figures.refused_requests, written(node))
+    bodies.held_bytes = 0
+    assert 204 == client.post("/write?db=d&precision=s", content=sent, headers=headers).status_code
+    assert 200 == client.post("/api/v1/write?database=d&table=t", content=arrow).status_code
+    assert (0, 15_000) == (bodies.held_bytes, len(written(node)))
+
+
+def test_a_body_that_is_alone_has_room() -> None:
+    """A limit below its size would refuse it for ever. Two are refused while their sum is above it."""
+    room = BodyRoom()
+    with room.share(100) as first, room.share(100) as second:
+        assert first.grow(70)
+        assert first.grow(70)
+        assert not second.grow(1)
+        assert 140 == room.held_bytes
+        first.release()
+        assert second.grow(60)
+        assert first.grow(40)
+        assert not first.grow(1)
+        assert 60 == room.held_bytes
+    assert 0 == room.held_bytes
 
 
 def test_an_arrow_bomb_is_not_unpacked(client: httpx.Client, node: FakeNode) -> None:
