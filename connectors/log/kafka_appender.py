@@ -14,7 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_errors import append_error, translated
+from headrace.connectors.log.kafka_settings import LETTER_BYTES_MAX, RECORD_BYTES_MAX
 from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
+from headrace.connectors.log.topics import DLQ_PREFIX
 from headrace.schemas.errors import HeadraceError
 
 FULL_QUEUE_TIMEOUT_S = 300.0
@@ -66,6 +68,9 @@ class KafkaAppender:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """See Appender. Raises RecordTooLarge at once."""
+        # The client has one limit for all topics.
+        if len(value) > (LETTER_BYTES_MAX if topic.startswith(DLQ_PREFIX) else RECORD_BYTES_MAX):
+            raise append_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), topic, len(value))
         deadline, replaced = Deadline(FULL_QUEUE_TIMEOUT_S), False
         self._topic = topic
 

@@ -19,8 +19,8 @@ PORT_MAX = 65_535
 PORT_DIGITS_MAX = 5
 # Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-# A dead letter is as large as a raw message, 64 MiB, and has headers. Every other topic refuses what is too large for it.
-APPENDED_BYTES_MAX = 64 * 1024 * 1024 + 65_536
+# A dead letter is as large as a raw message, 64 MiB, and has headers.
+LETTER_BYTES_MAX = 64 * 1024 * 1024 + 65_536
 
 _SAME_IN_JAVA = {
     "security.protocol",
@@ -123,7 +123,7 @@ def appender_settings(bootstrap: str, settings: Mapping[str, str], *, repeats: b
         "linger.ms": 2,
         # Row batches are compressed already: a second pass costs time and saves nothing.
         "compression.type": "none",
-        "message.max.bytes": APPENDED_BYTES_MAX,
+        "message.max.bytes": LETTER_BYTES_MAX,
         "batch.size": 1_000_000,
         "queue.buffering.max.kbytes": PRODUCER_QUEUE_KBYTES,
         "queue.buffering.max.messages": 100_000,

@@ -438,7 +438,7 @@ def test_every_dependency_is_used() -> None:
     sources = "\n".join(path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py"))
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", sources, re.MULTILINE))
     # By pyspark, and by uvicorn.
-    assert {"pandas", "httptools", "uvloop"} == names - imported
+    assert {"pandas", "uvloop"} == names - imported
 
 
 def test_make_help_lists_every_target() -> None:
