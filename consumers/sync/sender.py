@@ -18,6 +18,7 @@ from headrace.consumers.sync.send_round import CheckFile, RoundCounts, SendChunk
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_ports import (
     Centre,
+    CentreForgotten,
     FileDamaged,
     SnapshotLost,
     SourceStore,
@@ -205,8 +206,12 @@ class Sender:
     def end_round(self) -> bool:
         """Raise the progress and release the files; whether another round has something to do at once."""
         assert self.round is not None, "no round has begun"
-        self._raise_progress()
         again = self.round.relist or (not self.round.complete and not self.round.counted(FileState.FAILED))
+        try:
+            self._raise_progress()
+        except CentreForgotten as error:
+            # Asked again alone, it would answer the same for ever. The next round makes the node known to it first.
+            self.last_error, again = error.message, True
         self._store.release()
         self._on_step("released")
         return again

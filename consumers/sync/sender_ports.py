@@ -16,6 +16,10 @@ class SnapshotLost(HeadraceError):
     """The node has restarted, or has released the snapshot: the files are listed again."""
 
 
+class CentreForgotten(HeadraceError):
+    """The node knows the centre no more: it learns of it again before the files are listed again."""
+
+
 class FileDamaged(HeadraceError):
     """A file whose bytes are not those that the node has sealed."""
 
@@ -100,7 +104,7 @@ class SourceStore(Protocol):
         ...
 
     def set_progress(self, progress: Mapping[str, int], lower: bool) -> None:
-        """Note at every member up to which version groups are decided."""
+        """Note at every member up to which version groups are decided. Raises CentreForgotten."""
         ...
 
 

@@ -18,7 +18,13 @@ import xxhash
 
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, request_node
 from headrace.consumers.sync.listing import ListedFile, Listing
-from headrace.consumers.sync.sender_ports import FileDamaged, SnapshotLost, StoreDescription, StoreGroup
+from headrace.consumers.sync.sender_ports import (
+    CentreForgotten,
+    FileDamaged,
+    SnapshotLost,
+    StoreDescription,
+    StoreGroup,
+)
 from headrace.schemas.errors import HeadraceError
 
 SEAL_TIMEOUT_S = 180.0
@@ -196,6 +202,10 @@ class NodeStore:
                 # Another member learns it in the next round. Without any of them nothing was noted.
                 if node == next(iter(self._nodes)):
                     raise
+            except NodeRefused as error:
+                if error.document.get("kind") == "CentreUnknown":
+                    raise CentreForgotten(error.message, action=error.action, retriable=True) from error
+                raise
 
     def _opened(self, listing: Listing, file: ListedFile) -> _OpenFile:
         known = self._open.get(file.body.file)

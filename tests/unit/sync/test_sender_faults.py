@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from headrace.consumers.sync import sender as sender_module
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.send_settings import SendSettings
 from headrace.consumers.sync.sender import STEPS, Sender, SenderName
-from headrace.consumers.sync.sender_ports import StateUnwritable
+from headrace.consumers.sync.sender_ports import CentreForgotten, StateUnwritable
 from headrace.consumers.sync.sender_state import SenderState
 from tests.unit.sync import edge_model
 from tests.unit.sync.centre_model import ModelCentre
@@ -219,3 +220,26 @@ def test_a_damaged_file_is_left_and_shown_while_others_go() -> None:
     scene.edge.damaged = set()
     scene.finish()
     assert scene.centre.rows() == scene.edge.expected
+
+
+def test_a_node_that_has_forgotten_the_centre_is_asked_from_the_start() -> None:
+    """`sync forget` in mid-round, or an empty directory: the same question alone would have the same answer for ever."""
+    scene = Scene(9)
+    scene.calm()
+    scene.edge.write()
+    scene.edge.seal_now()
+    scene._live = lambda: None  # type: ignore[method-assign]
+    noted = scene.edge.set_progress
+
+    def forgotten(_progress: Mapping[str, int], **_given: bool) -> None:
+        raise CentreForgotten("no centre is registered here")
+
+    scene.edge.set_progress = forgotten  # type: ignore[method-assign]
+    scene.sender.begin_round()
+    while not scene.sender.turn():
+        pass
+    assert scene.sender.end_round()
+    assert "no centre is registered here" == scene.sender.last_error
+    scene.edge.set_progress = noted  # type: ignore[method-assign]
+    scene.finish()
+    check(scene, 9)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from headrace.connectors.http import NodeRefused
+from headrace.consumers.sync.sender_ports import CentreForgotten
 from headrace.consumers.sync.source_store import NodeStore, forget_centre
 
 TAKEN = {
@@ -20,14 +21,22 @@ TAKEN = {
 }
 
 
+UNKNOWN = {"kind": "CentreUnknown", "message": "no centre is registered here", "retriable": True}
+REGISTERED = {"node": "e1", "members": {}, "groups": [], "store": "s", "cluster": "edge", "format": 3}
+
+
 class Handler(BaseHTTPRequestHandler):
     """Refuses every request."""
 
     def refuse(self) -> None:
         """As a node does."""
-        body = json.dumps({"error": TAKEN}).encode()
+        self.answer(409, {"error": TAKEN})
+
+    def answer(self, status: int, document: object) -> None:
+        """Send a document."""
+        body = json.dumps(document).encode()
         self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(409)
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -38,10 +47,21 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+class Forgetful(Handler):
+    """Knows no centre a moment after it was registered."""
+
+    def forget(self) -> None:
+        """As a node behind `sync forget`."""
+        registers = self.path.endswith("/register")
+        self.answer(*((200, REGISTERED) if registers else (404, {"error": UNKNOWN})))
+
+    do_POST = forget  # noqa: N815 - as the library calls it
+
+
 @pytest.fixture
-def url() -> Iterator[str]:
-    """A node that refuses."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A node that refuses, or the one that a test names."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), getattr(request, "param", Handler))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -58,3 +78,12 @@ def test_the_action_of_a_refusal_is_its_own(url: str, ask: Callable[[str], objec
     error = raised.value
     assert error.message.endswith(": sender u sends from this store")
     assert (TAKEN["action"], "CentreTaken") == (error.action, error.document["kind"])
+
+
+@pytest.mark.parametrize("url", [Forgetful], indirect=True)
+def test_a_centre_that_is_no_longer_known_has_an_error_of_its_own(url: str) -> None:
+    """A sender makes it known again, and does not wait for what no waiting brings."""
+    store = NodeStore(url, "id", "c", "v", "")
+    store.describe()
+    with pytest.raises(CentreForgotten, match="no centre is registered here"):
+        store.set_progress({"g": 1}, lower=False)
