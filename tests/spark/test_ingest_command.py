@@ -294,6 +294,8 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     with running(line) as process:
         assert process.stderr is not None
         assert "waiting up to 200 s" in process.stderr.readline()
+        # A line can be read before its write has returned, and Python repeats one whose write is interrupted.
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
