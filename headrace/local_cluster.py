@@ -19,6 +19,7 @@ from typing import IO, Protocol
 from headrace.cluster_file import ClusterFile, read_cluster_file, write_cluster_file
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import create_directories
+from headrace.connectors.held_signals import signals_held
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
 from headrace.connectors.kafka.broker_errors import BrokerLost
 from headrace.node_log import has_left, log_tail, lost_address, reports_removal, start_line
@@ -224,12 +225,12 @@ class LocalCluster:
             *extra,
         ]
         create_directories(self.directory)
-        with (self.directory / f"{name}.log").open("ab") as log:
+        with (self.directory / f"{name}.log").open("ab") as log, signals_held():
             log.write(start_line(name))
             log.flush()
             child = self.launch(command, log)
-        self._children[child.pid], self._extras[name] = child, extra
-        node.pid, node.removed = child.pid, False
+            self._children[child.pid], self._extras[name] = child, extra
+            node.pid, node.removed = child.pid, False
         self._save()
 
     def launch(self, command: Sequence[str], log: IO[bytes]) -> Child:

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.files import create_directories
+from headrace.connectors.held_signals import signals_held
 from headrace.connectors.kafka import broker_process, broker_security, broker_settings, storage_format
 from headrace.connectors.kafka.broker_errors import (
     BrokerAlreadyRunning,
@@ -236,22 +237,17 @@ class EmbeddedBroker:
         self._write_files(identity, Path(java[0]))
         self._format(java, identity)
         log_offset = broker_process.file_bytes(self._log_file)
-        child = self._spawn(
-            [
-                *java,
-                *broker_settings.java_options(self.directory),
-                *java_options_given(),
-                *self._jvm_options,
-                "kafka.Kafka",
-                broker_settings.PROPERTIES_FILE,
-            ]
-        )
+        options = [*broker_settings.java_options(self.directory), *java_options_given(), *self._jvm_options]
+        child: subprocess.Popen[bytes] | None = None
         try:
-            broker_process.write_pid(self.directory, child.pid)
+            with signals_held():
+                child = self._spawn([*java, *options, "kafka.Kafka", broker_settings.PROPERTIES_FILE])
+                broker_process.write_pid(self.directory, child.pid)
             self._wait_until_ready(child, identity, timeout_s, log_offset)
         except BaseException:
-            child.kill()
-            child.wait()
+            if child is not None:
+                child.kill()
+                child.wait()
             self._pid_file.unlink(missing_ok=True)
             raise
         # The broker outlives this object. Without a return code Popen warns about a child that still runs.
@@ -292,10 +288,12 @@ class EmbeddedBroker:
             return
         # An earlier format may have been killed: `--ignore-formatted` lets it run again.
         tool = [*java, "-XX:TieredStopAtLevel=1", broker_settings.LOGGING_OPTION, "kafka.tools.StorageTool", "format"]
-        child = self._spawn(
-            [*tool, "--ignore-formatted", "-t", identity.cluster_id, "-c", broker_settings.PROPERTIES_FILE]
-        )
+        child: subprocess.Popen[bytes] | None = None
         try:
+            with signals_held():
+                child = self._spawn(
+                    [*tool, "--ignore-formatted", "-t", identity.cluster_id, "-c", broker_settings.PROPERTIES_FILE]
+                )
             if child.wait(FORMAT_TIMEOUT_S) != 0:
                 raise explain_exit(broker_process.text_after(self._output_file, 0), self.directory)
             storage_format.keep_features(data, jars)
@@ -305,7 +303,7 @@ class EmbeddedBroker:
                 action="look at the load of this machine",
             ) from None
         finally:
-            if child.poll() is None:
+            if child is not None and child.poll() is None:
                 child.kill()
                 child.wait()
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headrace.connectors.held_signals import signals_held
 from headrace.demo.stage import DATABASE, FLEET_TOPIC, MACHINE_TOPIC, Stage
 from headrace.schemas.errors import HeadraceError
 from headrace.workload.machine import MACHINE_TABLE, MACHINE_TAGS
@@ -25,16 +26,12 @@ def ingest(stage: Stage) -> dict[str, dict[str, Any]]:
 
     Raises IngestFailed.
     """
-    jobs = {
-        FLEET_TOPIC: _start(stage, FLEET_TOPIC, "fleet", ["--format", "influx"]),
-        MACHINE_TOPIC: _start(
-            stage,
-            MACHINE_TOPIC,
-            "machine",
-            ["--format", "json", "--table", MACHINE_TABLE, "--tags", ",".join(MACHINE_TAGS)],
-        ),
-    }
+    machine = ["--format", "json", "--table", MACHINE_TABLE, "--tags", ",".join(MACHINE_TAGS)]
+    jobs: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        with signals_held():
+            jobs[FLEET_TOPIC] = _start(stage, FLEET_TOPIC, "fleet", ["--format", "influx"])
+            jobs[MACHINE_TOPIC] = _start(stage, MACHINE_TOPIC, "machine", machine)
         return {topic: _result(stage, job, topic.rpartition(".")[2]) for topic, job in jobs.items()}
     finally:
         for job in jobs.values():
