@@ -7,7 +7,7 @@ from pathlib import Path
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.class_data_archive import record_archive, recording_options
 from headrace.connectors.kafka.jars import ProgressCallback, resolve_jars
-from headrace.connectors.kafka.java import find_java
+from headrace.connectors.kafka.java import find_spark_java
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
@@ -28,7 +28,7 @@ def make_spark_archive(progress: ProgressCallback | None = None) -> Path:
 
     Takes the process's only Spark session: there must be none yet.
     """
-    archive = spark_archive(resolve_jars(progress=progress), find_java())
+    archive = spark_archive(resolve_jars(progress=progress), find_spark_java())
     if archive.exists():
         return archive
     if progress is not None:

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka.class_data_archive import archive_digest, archive_options
 from headrace.connectors.kafka.jars import JarSet, ProgressCallback, resolve_jars
-from headrace.connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE, find_spark_java, java_options_given
 from headrace.pipeline.package import build_package, package_folder
 from headrace.pipeline.spark_home import environment_directory, launched_from, spark_home
 from headrace.schemas.errors import HeadraceError
@@ -244,7 +244,7 @@ def _launch(
     progress: ProgressCallback | None,
 ) -> None:
     """Start the JVM and connect this process to it."""
-    java = find_java()
+    java = find_spark_java()
     jars = resolve_jars(progress=progress)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

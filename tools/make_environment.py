@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from headrace.connectors.kafka.jars import JarsUnavailable, resolve_jars  # noqa: E402
-from headrace.connectors.kafka.java import JavaUnusable, find_java  # noqa: E402
+from headrace.connectors.kafka.java import JavaUnusable, find_spark_java  # noqa: E402
 
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
@@ -107,7 +107,7 @@ def decided_by() -> str:
 
 def make(packages_only: bool) -> None:
     """Check what can be checked at once, then do the long things, or those of Python alone."""
-    find_java()
+    find_spark_java()
     free_bytes = shutil.disk_usage(ROOT).free
     if free_bytes < FREE_BYTES_MIN and not STAMP.exists():
         raise SetupFailed(

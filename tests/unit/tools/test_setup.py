@@ -30,6 +30,7 @@ from headrace.connectors.kafka.java import (
     OPTIONS_VARIABLE,
     JavaUnusable,
     find_java,
+    find_spark_java,
     java_options_given,
     parse_java_version,
 )
@@ -144,6 +145,22 @@ def test_old_java_is_refused(number: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("JAVA_HOME", str(FakeJava(tmp_path / "old", version=number).home))
     with pytest.raises(JavaUnusable, match="too old"):
         find_java()
+
+
+@pytest.mark.parametrize(("number", "runs_spark"), [("17.0.15", True), ("21", True), ("23.0.2", False), ("25", False)])
+def test_java_that_is_too_new_for_spark_is_named(
+    number: str, runs_spark: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka runs on it, and Spark would end in the middle of its start: the error has the versions that do."""
+    java = FakeJava(tmp_path / "java", version=number).home / "bin" / "java"
+    monkeypatch.setenv("JAVA_HOME", str(java.parent.parent))
+    assert java == find_java()
+    if runs_spark:
+        assert java == find_spark_java()
+        return
+    with pytest.raises(JavaUnusable, match=f"Java {number[:2]}, too new for Spark") as caught:
+        find_spark_java()
+    assert "17 or 21" in caught.value.action
 
 
 def test_jars_are_fetched_once(java: FakeJava) -> None:
@@ -347,7 +364,7 @@ def test_the_packages_come_first_and_once(
     for step in ("make_virtual_environment", "install"):
         monkeypatch.setattr(make_environment, step, lambda step=step: done.append(step))
     monkeypatch.setattr(make_environment, "fetch_jars", lambda: done.append("fetch_jars") or str(tmp_path))
-    monkeypatch.setattr(make_environment, "find_java", lambda: None)
+    monkeypatch.setattr(make_environment, "find_spark_java", lambda: None)
     monkeypatch.setattr(make_environment, "FREE_BYTES_MIN", 0)
     environment = tmp_path / ".venv"
     (environment / "bin").mkdir(parents=True)
