@@ -107,6 +107,7 @@ class Sender:
         self._listings: dict[str, Listing] = {}
         self._description: StoreDescription | None = None
         self._stale_log = False
+        self._untold: dict[str, int] = {}
         self._raise_at_s = self._touch_at_s = self._act_at_s = 0.0
 
     # Rounds.
@@ -140,19 +141,18 @@ class Sender:
         self._on_step("listed")
 
     def _reconcile(self, description: StoreDescription) -> None:
-        """Tell each member what was decided while it was away; and what an operator wants once more."""
+        """Tell each member what was decided while it was away; and what an operator wanted once more meanwhile."""
         raised, lowered = dict[str, int](), dict[str, int]()
         for each in description.groups:
-            known = self.state.group(each.group)
-            noted = each.progress.values()
-            if known.lower:
-                lowered[each.group] = known.progress
-            elif min(noted, default=known.progress) < known.progress:
-                raised[each.group] = known.progress
+            known, noted = self.state.group(each.group).progress, each.progress.values()
+            # The state is ahead of every member, unless it was lowered: a member that is ahead would leave files out.
+            if max(noted, default=known) > known:
+                lowered[each.group] = known
+            if min(noted, default=known) < known:
+                raised[each.group] = known
+        self._untold = {}
         if lowered:
             self._store.set_progress(lowered, lower=True)
-            for group in lowered:
-                self.state.put_group(replace(self.state.group(group), lower=False))
         if raised:
             self._store.set_progress(raised, lower=False)
 
@@ -318,15 +318,15 @@ class Sender:
 
     def _raise_progress(self) -> None:
         assert self.round is not None
-        raised = self.round.raisable()
-        if not raised:
+        for group, version in self.round.raisable().items():
+            self._untold[group] = version
+            self.state.put_group(replace(self.state.group(group), progress=version), sync=True)
+        if not self._untold:
             return
-        # The decisions first: what the node merges from now on must never be sent as undecided.
-        self._write(sync=True)
-        self._store.set_progress(raised, lower=False)
-        for group, version in raised.items():
-            self.state.put_group(replace(self.state.group(group), progress=version))
+        # The state first: what the node merges from now on must never be sent as undecided.
         self._write()
+        self._store.set_progress(self._untold, lower=False)
+        self._untold = {}
         self._on_step("progress raised")
 
     def _write(self, *, sync: bool = False) -> None:

@@ -49,7 +49,6 @@ class GroupRecord:
     deletes_number: int = 0
     deletes_sent: int = 0
     deletes_body: str = ""
-    lower: bool = False
     error: str = ""
 
     @property
@@ -75,7 +74,7 @@ class SenderState:
         self.files = {
             each.file: each for key, value in records.items() if key.startswith(_FILE) for each in [_file(value)]
         }
-        groups = (GroupRecord(**json.loads(value)) for key, value in records.items() if key.startswith(_GROUP))
+        groups = (_group(value) for key, value in records.items() if key.startswith(_GROUP))
         self.groups = {each.group: each for each in groups}
         # Those that a former start may have given are skipped: a number names one manifest for ever.
         self._next = self.counters.reserved
@@ -207,7 +206,7 @@ class SenderState:
             known = self.group(group)
             error = known.error if files is not None else ""
             progress = min(known.progress, version - 1)
-            self.put_group(replace(known, progress=progress, lower=True, error=error), sync=True)
+            self.put_group(replace(known, progress=progress, error=error), sync=True)
         return unknown
 
     def rejections(self) -> list[str]:
@@ -237,6 +236,13 @@ class SenderState:
     def _note(self, key: bytes, value: bytes | None, sync: bool) -> None:
         self._changed[key] = value
         self._sync = self._sync or sync
+
+
+def _group(value: bytes) -> GroupRecord:
+    content = json.loads(value)
+    # Of an earlier build: that a lower progress was to be noted, which members show themselves.
+    content.pop("lower", None)
+    return GroupRecord(**content)
 
 
 def _file(value: bytes) -> FileRecord:

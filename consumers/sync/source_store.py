@@ -199,8 +199,9 @@ class NodeStore:
             try:
                 self._call(url, "POST", "/progress", {**self._centre, "groups": dict(progress), "lower": lower})
             except NodeUnreachable:
-                # Another member learns it in the next round. Without any of them nothing was noted.
-                if node == next(iter(self._nodes)):
+                # Another member learns it in the next round. Without any of them nothing was noted. One that kept a
+                # higher progress might be asked for files, and leave out those below.
+                if lower or node == next(iter(self._nodes)):
                     raise
             except NodeRefused as error:
                 if error.document.get("kind") == "CentreUnknown":

@@ -13,7 +13,7 @@ from headrace.consumers.sync import sender as sender_module
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.send_settings import SendSettings
 from headrace.consumers.sync.sender import STEPS, Sender, SenderName
-from headrace.consumers.sync.sender_ports import CentreForgotten, StateUnwritable
+from headrace.consumers.sync.sender_ports import CentreForgotten, StateUnwritable, StoreDescription, StoreGroup
 from headrace.consumers.sync.sender_state import SenderState
 from tests.unit.sync import edge_model
 from tests.unit.sync.centre_model import ModelCentre
@@ -243,3 +243,72 @@ def test_a_node_that_has_forgotten_the_centre_is_asked_from_the_start() -> None:
     scene.edge.set_progress = noted  # type: ignore[method-assign]
     scene.finish()
     check(scene, 9)
+
+
+class TwoMembers(ModelEdge):
+    """An edge of two members with one log: one of them lists, another may be away."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random, faults=False, delete_share=0.0)
+        self.noted = {"n1": 0, "n2": 0}
+        self.here = ["n1", "n2"]
+        """Who answers, in the order in which they are asked for files."""
+
+    def describe(self) -> StoreDescription:
+        """See SourceStore."""
+        self.progress = self.noted[self.here[0]]
+        return StoreDescription(STORE, "edge", 3, (StoreGroup("e1", {each: self.noted[each] for each in self.here}),))
+
+    def set_progress(self, progress: Mapping[str, int], lower: bool) -> None:
+        """See SourceStore."""
+        version = progress["e1"]
+        for each in self.here:
+            self.noted[each] = min(self.noted[each], version) if lower else max(self.noted[each], version)
+        self.progress = self.noted[self.here[0]]
+
+
+def test_a_member_that_was_away_at_a_resend_leaves_no_file_out() -> None:
+    """It has kept the progress from before. Asked for files first, it would leave out all that are to come again."""
+    scene = Scene(10)
+    scene.calm()
+    scene.edge = edge = TwoMembers(scene.random)
+    scene.sender = scene.start(power_cut=False)
+    scene._live = lambda: None  # type: ignore[method-assign]
+    for _ in range(4):
+        edge.write()
+        edge.seal_now()
+    scene.finish()
+    names = {each.name for each in edge.files}
+    assert edge.noted == {"n1": edge.version, "n2": edge.version}
+    edge.here = ["n1"]
+    scene.sender.ask_again(None)
+    scene.sender.begin_round()
+    # Before anything is sent the other one is back, and is asked first: by a sender that was started there.
+    edge.here = ["n2", "n1"]
+    scene.sender = scene.start(power_cut=False)
+    sent = set[str]()
+    # A listing may leave files out.
+    for _ in range(10):
+        scene.run_round()
+        assert scene.sender.round is not None
+        sent |= {each.file for each in scene.sender.round.files}
+    assert sent == names
+
+
+def test_members_never_have_more_progress_than_the_state() -> None:
+    """What is ahead of the state is taken back: it can only be of a member that was away at a resend."""
+    for seed in range(20):
+        scene = Scene(seed)
+        scene.edge.delete_share = 0.0
+        noted = scene.edge.set_progress
+
+        def compared(progress: Mapping[str, int], *, lower: bool, scene: Scene = scene, noted=noted) -> None:  # type: ignore[no-untyped-def]
+            known = SenderState(scene.log.recovered(power_cut=False)).group("e1").progress
+            assert progress["e1"] <= known
+            noted(progress, lower=lower)
+
+        scene.edge.set_progress = compared  # type: ignore[method-assign]
+        for _ in range(6):
+            scene.edge.write()
+            scene.edge.seal_now()
+            scene.run_round()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_rejected_deletes_stay_known() -> None:
     assert "c: " == state.rejections()[0]
     state.ask_again(None)
     assert [] == state.rejections()
+
+
+def test_the_state_of_an_earlier_build_is_read() -> None:
+    """It noted with a group that a lower progress was due, which members show themselves."""
+    known = {"group": "g", "progress": 7, "deletes_accepted": 5, "lower": True}
+    state = SenderState({b"g/g": json.dumps(known).encode()})
+    assert (7, 5) == (state.group("g").progress, state.group("g").deletes_accepted)
 
 
 def test_a_sender_keeps_its_name(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headrace.connectors.http import NodeRefused
+from headrace.connectors.http import NodeRefused, NodeUnreachable
 from headrace.consumers.sync.sender_ports import CentreForgotten
 from headrace.consumers.sync.source_store import NodeStore, forget_centre
 
@@ -58,14 +59,36 @@ class Forgetful(Handler):
     do_POST = forget  # noqa: N815 - as the library calls it
 
 
+class Member(Handler):
+    """Takes everything."""
+
+    node = "e1"
+    others: Mapping[str, str] = {}
+
+    def take(self) -> None:
+        """As a node does."""
+        self.answer(200, REGISTERED | {"node": self.node, "members": self.others})
+
+    do_POST = take  # noqa: N815 - as the library calls it
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a node that is there while the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A node that refuses, or the one that a test names."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), getattr(request, "param", Handler))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(getattr(request, "param", Handler)) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
@@ -87,3 +110,15 @@ def test_a_centre_that_is_no_longer_known_has_an_error_of_its_own(url: str) -> N
     store.describe()
     with pytest.raises(CentreForgotten, match="no centre is registered here"):
         store.set_progress({"g": 1}, lower=False)
+
+
+@pytest.mark.parametrize("url", [Member], indirect=True)
+def test_a_member_that_does_not_take_a_lower_progress_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for files, it would leave out those that are to come again. A higher one it learns later."""
+    with served(type("Other", (Member,), {"node": "e2"})) as other:
+        monkeypatch.setattr(Member, "others", {"e2": other})
+        store = NodeStore(url, "id", "c", "v", "")
+        store.describe()
+    store.set_progress({"g": 1}, lower=False)
+    with pytest.raises(NodeUnreachable):
+        store.set_progress({"g": 1}, lower=True)
