@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.consumers.migration.file_bundle import SMALL_BYTES_MAX
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import State
 from headrace.consumers.store import SegmentEntry, staged_names
 from headrace.schemas.group_changes import GroupKey
 
@@ -47,6 +48,9 @@ class WantedFile:
     @property
     def is_wanted(self) -> bool:
         """Whether it is due still: a list may be older than the end of an earlier attempt, or than the load."""
+        # The directories of a group that leaves are deleted, and nobody would look for a file that is staged then.
+        if self.group.health.holds(State.LEAVING):
+            return False
         store = self.group.store
         return not store.has_loaded(self.entry) if self.ahead else store.awaits(self.entry.content_digest)
 

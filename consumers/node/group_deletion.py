@@ -17,7 +17,7 @@ Whoever opens a group of that name later finds nothing, and the group begins emp
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from headrace.connectors.files import create_directories, fsync_directory, rename_durably
@@ -63,3 +63,13 @@ def finish_deletions(data_directory: Path, forget: Callable[[str], None]) -> lis
     for directory in names:
         finish_deletion(data_directory, directory, forget)
     return names
+
+
+def sweep_staging(data_directory: Path, kept: Collection[str]) -> None:
+    """Remove what is staged for groups that nobody knows, at a start: `kept` are the directories of all others.
+
+    A fetch that was under way when its group was deleted may have made the directory again.
+    """
+    for path in (data_directory / STAGING_DIRECTORY).glob("*"):
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)

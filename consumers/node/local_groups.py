@@ -21,7 +21,7 @@ from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity, set_aside
-from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided
+from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided, sweep_staging
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import finish_swap, finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
@@ -128,6 +128,8 @@ class LocalGroups:
         # files, or with those of two stores.
         finish_deletions(self.directory, self._forget)
         finish_swaps(self.directory)
+        known = map(self.topics.group_of, {*self.keys, *self.identity.topics})
+        sweep_staging(self.directory, {path_component(group_name(GroupKey(*each))) for each in known if each})
         try:
             self._open(on_progress)
         except (LogDamaged, JournalBroken, OSError) as error:

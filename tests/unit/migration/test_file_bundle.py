@@ -24,6 +24,7 @@ from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import READ_BACK_TIMEOUT_S
 from headrace.consumers.migration.wanted_file import WantedFile
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
+from headrace.consumers.replication.group_health import Event
 from headrace.consumers.store import SegmentEntry
 from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import TARGET, Moves, topic_of
@@ -141,6 +142,16 @@ def test_a_file_that_its_load_has_attached_is_not_copied_ahead(moves: Moves, cou
     received = node.puller.rate.received_bytes
     node.puller.files.want([WantedFile(topic, node.target, entry, (("n2", key),), ahead=True) for entry in entries])
     assert received == node.puller.rate.received_bytes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_fetched_for_a_group_that_leaves(moves: Moves, count: int) -> None:
+    """Its directories may be deleted by now. What is fetched then would stay on the disk for good."""
+    node, key, topic = moves.nodes["n4"], GroupKey("n1", 1), topic_of(TARGET)
+    entries = of_donor(moves, count)
+    node.target.health.report(Event.LEAVE, "the group leaves this node")
+    node.puller.files.want([WantedFile(topic, node.target, entry, (("n1", key),), ahead=True) for entry in entries])
+    assert not node.target.store.staging_directory.exists()
 
 
 @pytest.mark.parametrize(

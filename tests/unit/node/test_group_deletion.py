@@ -14,6 +14,7 @@ from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.settings import StoreSection
 from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 
 UNUSED: Any = None
 PARTS = ("segments", "index", "rollups", "staging", "recovering", "recovered", "replaced")
@@ -114,3 +115,15 @@ def test_a_full_disk_gets_its_space_back_and_the_deletion_ends_once_there_is_som
     written = Identity.load(tmp_path, "plant", "n2")
     assert {} == written.topics
     assert "store" != written.store
+
+
+def test_a_start_removes_what_is_staged_for_groups_that_are_deleted(tmp_path: Path) -> None:
+    """A fetch that ended behind the deletion has made the directory again. Of a group that is only closed it stays."""
+    topics, closed = Topics("plant"), GroupKey("n1", 1)
+    for name in (group_name(closed), "n3"):
+        (tmp_path / "staging" / name).mkdir(parents=True)
+    identity = Identity("plant", "n2", "store", {topics.forward("n1", 1): "id"})
+    local = LocalGroups(tmp_path, identity, {}, topics, UNUSED, UNUSED, StoreSection())
+    local.open(print)
+    local.close()
+    assert [group_name(closed)] == [path.name for path in (tmp_path / "staging").iterdir()]
