@@ -80,6 +80,8 @@ class Uploads:
         self._groups = groups
         self.settings = settings
         self._lock = threading.Lock()
+        self.placing = threading.Lock()
+        """Held while a file gets its marker and its names, and while a look compares both."""
         self._open: dict[int, UploadRequest] = {}
         self._number = 0
         self._staged: dict[str, tuple[float, int]] = {}
@@ -200,14 +202,15 @@ class Uploads:
                 if not name.endswith(MARKER_SUFFIX):
                     continue
                 parts = [staging / each for each in staged_names(name.removesuffix(MARKER_SUFFIX))]
-                if not all(each.exists() for each in parts):
-                    # Its load has attached it.
-                    path.unlink()
-                elif path.stat().st_mtime < oldest_s:
-                    for each in (path, *parts):
-                        each.unlink(missing_ok=True)
-                else:
-                    total += sum(each.stat().st_size for each in parts)
+                with self.placing:
+                    if not all(each.exists() for each in parts):
+                        # Its load has attached it.
+                        path.unlink()
+                    elif path.stat().st_mtime < oldest_s:
+                        for each in (path, *parts):
+                            each.unlink(missing_ok=True)
+                    else:
+                        total += sum(each.stat().st_size for each in parts)
             except OSError:
                 continue
         return total
@@ -269,13 +272,15 @@ class Upload:
             fsync_file(self._path)
             segment, series = (self._staging / name for name in staged_names(request.content_digest))
             marker = self._staging / (request.content_digest + MARKER_SUFFIX)
-            marker.touch()
             if not self._linked:
                 self._series_path.write_bytes(self._series)
             fsync_file(self._series_path)
-            os.rename(self._series_path, series)
-            # Last: with its segment the staged file is complete.
-            os.rename(self._path, segment)
+            with self._uploads.placing:
+                # First: without it the staged file would be swept away. Alone, it would be taken for that of a loaded one.
+                marker.touch()
+                os.rename(self._series_path, series)
+                # Last: with its segment the staged file is complete.
+                os.rename(self._path, segment)
             fsync_directory(self._staging)
         self._group.store.note_verified(request.content_digest)
         self._uploads.note_taken(self._group, request.size_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -239,6 +240,32 @@ def test_a_full_disk_frees_the_place_of_its_upload(group: FakeGroup, file: Seale
     assert 0 == uploads.open_uploads
     take(uploads, request, file.data)
     assert 1 == uploads.taken
+
+
+def test_a_look_while_a_file_gets_its_names_leaves_its_marker(
+    group: FakeGroup, file: SealedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file that finds no room looks. It took the marker for that of a loaded file, and a sweep took this one."""
+    uploads, request, rename = uploads_of(group, upload_mb_max=1), request_of(file), os.rename
+    huge = {name: getattr(request, name) for name in UploadRequest.__slots__} | {"segment_bytes": 2_000_000}
+    looks: list[threading.Thread] = []
+
+    def look() -> None:
+        with pytest.raises(UploadsFull):
+            uploads.begin(UploadRequest(**huge))
+
+    def looked_at(source: Path, target: Path) -> None:
+        if not looks:
+            looks.append(threading.Thread(target=look))
+            looks[0].start()
+            looks[0].join(0.5)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", looked_at)
+    take(uploads, request, file.data)
+    looks[0].join(10)
+    assert sorted([*staged_names(request.content_digest), f"{request.content_digest}.sync"]) == group.names()
+    assert uploads_of(group).keeps(group)  # type: ignore[arg-type]
 
 
 NAME = "0123456789abcdef"
