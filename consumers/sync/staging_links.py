@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.client import NOT_FOUND
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -44,9 +45,10 @@ class StagingLinks:
         try:
             for source, link in zip((path, series_path(path)), links, strict=True):
                 os.link(source, link)
-        except OSError:
-            # Another machine, another disk, or another user's.
-            self.forget(url, group)
+        except OSError as error:
+            # Another machine, another disk, or another user's. A directory that is gone was swept: asked for it, the
+            # member makes it again.
+            self._note((url, group), error)
             name = ""
         try:
             yield name
@@ -61,11 +63,27 @@ class StagingLinks:
         with self._lock:
             self._directories[url, group] = None
 
+    def _note(self, place: _Place, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            self.forget(*place)
+            return
+        with self._lock:
+            self._directories.pop(place, None)
+
     def _directory(self, place: _Place) -> Path | None:
         with self._lock:
             if place in self._directories:
                 return self._directories[place]
-        found = _ask(place)
+        try:
+            found = _ask(place)
+        except (NodeUnreachable, AnswerCut):
+            return None
+        except NodeRefused as error:
+            # A group that comes there, a node that starts, a full disk: all of these pass.
+            if error.status != NOT_FOUND:
+                return None
+            # A build before this one has no such route.
+            found = None
         with self._lock:
             if len(self._directories) >= DIRECTORIES_MAX:
                 self._directories.clear()
@@ -74,13 +92,12 @@ class StagingLinks:
 
 
 def _ask(place: _Place) -> Path | None:
-    """The staging directory of a member, None where this process cannot open it."""
+    """The staging directory of a member, None where this process cannot open it. Raises as `request_node`."""
     url, group = place
     named = urlencode({"group": group.group, "birth": group.birth})
     try:
         with request_node(f"{url}{SYNC_STAGING_ROUTE}?{named}", timeout_s=ASK_TIMEOUT_S) as answer:
             directory = Path(str(answer.json()["directory"]))
-    except (NodeRefused, NodeUnreachable, AnswerCut, ValueError, KeyError, TypeError):
-        # A build before this one has no such route.
+    except (ValueError, KeyError, TypeError):
         return None
     return directory if os.access(directory, os.W_OK) else None

@@ -42,6 +42,7 @@ class Member:
         self.linked: list[bytes] = []
         self.sent: list[bytes] = []
         self.refusal: dict[str, Any] | None = None
+        self.away: list[str] = []
         routes = [
             Route(SYNC_FILE_ROUTE, self.file, methods=["PUT"]),
             Route(SYNC_STAGING_ROUTE, self.staging, methods=["GET"]),
@@ -53,6 +54,8 @@ class Member:
         """Its directory."""
         assert {"group": ["n1"], "birth": ["1"]} == parse_qs(urlsplit(str(request.url)).query)
         self.asked += 1
+        if self.away:
+            return JSONResponse({"error": {"kind": self.away.pop(), "message": "not now"}}, 409)
         if self.directory is None:
             return Response(status_code=404)
         return JSONResponse({"directory": str(self.directory)})
@@ -136,6 +139,22 @@ def test_bytes_are_sent_where_no_link_can_be_made(
 
 def _other_disk(*_of: object) -> None:
     raise OSError(18, "Invalid cross-device link")
+
+
+def test_a_directory_that_was_swept_is_asked_for_again(member: Member, directory: Path, path: Path) -> None:
+    """A member sweeps it behind each move of slots. All later files would be sent, which costs more than three times."""
+    found = members()
+    for change in (directory.rmdir, directory.mkdir, bool):
+        found.stage(member.url, HOLDER, FILE.body, path)
+        change()
+    assert ([FILE.data] * 2, [FILE.data], 2) == (member.linked, member.sent, member.asked)
+
+
+def test_a_group_that_is_not_there_yet_gets_links_later(member: Member, path: Path) -> None:
+    """So it is while members change, and while a node starts."""
+    member.away = ["SlotNotHeld"]
+    stage(member, path, 2)
+    assert ([FILE.data], [FILE.data], 2) == (member.linked, member.sent, member.asked)
 
 
 def test_a_directory_of_the_same_name_elsewhere_costs_one_request(member: Member, directory: Path, path: Path) -> None:
