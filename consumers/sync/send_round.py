@@ -133,6 +133,8 @@ class SendRound:
             self._groups[listing.identity] = group
             for each in listing.files:
                 self._complete_record(listing, each)
+            if not listing.files_left:
+                state.forget_unlisted(listing.identity, {each.body.file for each in listing.files})
             for each in undecided_files(listing, state.files, state.group(listing.group)):
                 group.files[each.body.file] = each
                 self._groups_by_file[each.body.file] = listing.identity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -165,6 +165,16 @@ class SenderState:
         """Forget accepted files that no node lists any more, between rounds; rejected ones are kept for people."""
         for each in list(self.files.values()):
             if each.state is FileState.ACCEPTED and each.version <= self.group(each.group).progress:
+                self.drop_file(each.file)
+
+    def forget_unlisted(self, identity: str, listed: Collection[str]) -> None:
+        """Forget files of a group of which a verdict alone is known, behind a listing that is whole without them.
+
+        A verdict that came twice is such a one, of a file that was forgotten when it had counted.
+        """
+        for each in list(self.files.values()):
+            if not each.group and each.file not in listed and each.file.startswith(f"{identity}/"):
+                self._add(each, -1)
                 self.drop_file(each.file)
 
     def drop_file(self, file: str) -> None:

@@ -8,6 +8,8 @@ from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.send_round import IN_MIDDLE_MAX, CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_state import SenderState
+from headrace.consumers.sync.verdicts import apply_verdict
+from headrace.schemas.sync_records import SyncVerdict, Verdict
 from tests.unit.sync.test_selection import listed
 
 
@@ -42,3 +44,18 @@ def test_chunks_of_some_files_are_sent_at_a_time_and_others_wait_for_verdicts() 
         assert [(number, chunk) for number in first] == act()
     assert [(number, -1) for number in range(IN_MIDDLE_MAX + 1, len(files) + 1)] == act()
     assert not sending.finished
+
+
+def test_a_verdict_that_comes_again_leaves_nothing() -> None:
+    """Its file was forgotten, and no node lists it any more. Each would be a record for good, and count as a file."""
+    state = SenderState({})
+    verdict = SyncVerdict("u", state.new_number(), "e1/1/0/7", b"d", Verdict.ACCEPTED)
+    apply_verdict(state, verdict, 5)
+    listing = Listing("1", "/", "e1", "e1/1", 8, 9, (), (), files_left=1)
+    SendRound(state, [listing], SendSettings(), RoundCounts())
+    # Others may be listed behind these: a power cut may have taken back that it was sent.
+    assert ["e1/1/0/7"] == list(state.files)
+    SendRound(state, [replace(listing, identity="e1/12", files_left=0)], SendSettings(), RoundCounts())
+    assert (["e1/1/0/7"], 1) == (list(state.files), state.counters.accepted)
+    SendRound(state, [replace(listing, files_left=0)], SendSettings(), RoundCounts())
+    assert ({}, 0) == (state.files, state.counters.accepted)
