@@ -141,6 +141,7 @@ class SendLoop:
             options.settings,
             md5=options.md5,
             databases=options.databases,
+            once=options.once,
             on_step=self._on_step,
         )
         self._patiently(sender.start, forever=True)

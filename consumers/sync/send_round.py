@@ -172,6 +172,13 @@ class SendRound:
         return not (self._under_way or self._waiting or deletes)
 
     @property
+    def awaits_verdicts(self) -> bool:
+        """Whether Kafka has all of what is under way, and the centre is to answer."""
+        deletes = any(each.deletes.parts and not each.deletes.left for each in self._groups.values())
+        whole = (each.announced and each.in_flight is None for each in self._under_way.values())
+        return bool(self._under_way) and not (deletes or self._in_middle) and all(whole)
+
+    @property
     def files(self) -> list[FileRecord]:
         """The files of this round."""
         return [

@@ -35,6 +35,8 @@ PROGRESS_INTERVAL_S = 5.0
 TOUCH_INTERVAL_S = 30.0
 LOST_PAUSE_S = 1.0
 IDLE_S = 0.05
+VERDICTS_AWAITED_S = 60.0
+"""How long a round waits for verdicts alone. Then the next one continues these files, and lists new ones."""
 ACTIONS_AT_ONCE = 16
 """Manifests and chunks between two writes of the state."""
 STEPS = (
@@ -87,10 +89,14 @@ class Sender:
         *,
         md5: bool = False,
         databases: frozenset[str] = frozenset(),
+        once: bool = False,
         clock: Callable[[], float] = time.monotonic,
         on_step: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`databases` limits what is sent, none: everything. `on_step` is called with each name of STEPS."""
+        """`databases` limits what is sent, none: everything. `once`: the round is the last one.
+
+        `on_step` is called with each name of STEPS.
+        """
         self.who = who
         self.state = state
         self.settings = settings
@@ -102,13 +108,14 @@ class Sender:
         self._centre = centre
         self._md5 = md5
         self._databases = databases
+        self._once = once
         self._clock = clock
         self._on_step = on_step
         self._listings: dict[str, Listing] = {}
         self._description: StoreDescription | None = None
         self._stale_log = False
         self._untold: dict[str, int] = {}
-        self._raise_at_s = self._touch_at_s = self._act_at_s = 0.0
+        self._raise_at_s = self._touch_at_s = self._act_at_s = self._moved_s = 0.0
 
     # Rounds.
 
@@ -137,7 +144,8 @@ class Sender:
         self._listings = {each.identity: each for each in listings}
         self.round = SendRound(self.state, listings, self.settings, self.counts)
         self._write()
-        self._raise_at_s = self._touch_at_s = self._clock() + PROGRESS_INTERVAL_S
+        self._moved_s = self._clock()
+        self._raise_at_s = self._touch_at_s = self._moved_s + PROGRESS_INTERVAL_S
         self._on_step("listed")
 
     def _reconcile(self, description: StoreDescription) -> None:
@@ -165,7 +173,7 @@ class Sender:
         return replace(listing, files=files, deletes=deletes)
 
     def turn(self) -> bool:
-        """One step of the round; whether it is finished. Raises what the centre raises; then it is called again."""
+        """One step of the round; whether it has ended. Raises what the centre raises; then it is called again."""
         assert self.round is not None, "no round has begun"
         # First what a full disk has kept back: nothing is sent that the state does not have.
         self._write()
@@ -187,7 +195,15 @@ class Sender:
         self.state.read_verdicts(offset)
         self._write()
         self._keep()
-        return self.round.finished
+        return self.round.finished or self._is_held_up(moved=bool(acted or confirmations or verdicts))
+
+    def _is_held_up(self, *, moved: bool) -> bool:
+        """Whether the round ends without some verdicts: a full disk at the centre keeps back those of one group alone."""
+        assert self.round is not None
+        now_s = self._clock()
+        if moved or not self.round.awaits_verdicts:
+            self._moved_s = now_s
+        return not self._once and now_s - self._moved_s >= VERDICTS_AWAITED_S
 
     def ask_again(self, files: list[str] | None) -> list[str]:
         """Send files again, None for everything; those that are not known. Raises StateUnwritable."""

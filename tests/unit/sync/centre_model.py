@@ -50,6 +50,9 @@ class ModelCentre:
     known_accepted: set[str] = field(default_factory=set)
     sent_after_acceptance: list[str] = field(default_factory=list)
     rejecting: set[str] = field(default_factory=set)
+    held_up: dict[int, Incoming] = field(default_factory=dict)
+    full: bool = False
+    """Whether the disk of the group is full: its files wait."""
     deletes_order: list[int] = field(default_factory=list)
 
     # The sender's side, see Centre.
@@ -147,7 +150,17 @@ class ModelCentre:
         if found.next_chunk == found.body.chunks:
             self._complete(chunk.number, found)
 
+    def make_room(self) -> None:
+        """The disk has space again: what has waited is loaded."""
+        self.full, held = False, self.held_up
+        self.held_up = {}
+        for number, each in held.items():
+            self._complete(number, each)
+
     def _complete(self, number: int, found: Incoming) -> None:
+        if self.full:
+            self.held_up[number] = found
+            return
         del self.incoming[number]
         self.decided.add(number)
         if self.faults and self.random.random() < 0.1:

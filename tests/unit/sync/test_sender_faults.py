@@ -245,6 +245,37 @@ def test_a_node_that_has_forgotten_the_centre_is_asked_from_the_start() -> None:
     check(scene, 9)
 
 
+def test_new_files_do_not_wait_for_one_that_the_centre_holds_up() -> None:
+    """The disk of one group may be full for days. A round that never ended would list nothing of the others.
+
+    One with `--once` does not end: whoever waits for it takes what it had listed for decided.
+    """
+    scene = Scene(11)
+    scene.calm()
+    scene.edge.delete_share, scene.centre.full = 0.0, True
+    scene.edge.write()
+    scene.edge.seal_now()
+    scene._live = lambda: None  # type: ignore[method-assign]
+    scene.sender._once = True
+    with pytest.raises(AssertionError, match="does not end"):
+        scene.run_round()
+    scene.sender._once = False
+    scene.run_round()
+    assert [1] == list(scene.centre.held_up)
+    scene.centre.full = False
+    scene.edge.write()
+    scene.edge.seal_now()
+    scene.run_round()
+    assert {2} == scene.centre.decided
+    assert scene.edge.progress < scene.edge.files[0].last
+    # Continued, and not sent again.
+    chunks = scene.sender.counts.chunks_sent
+    scene.centre.make_room()
+    scene.finish()
+    assert (chunks, 0) == (scene.sender.counts.chunks_sent, scene.sender.counts.chunks_resent)
+    check(scene, 11)
+
+
 class TwoMembers(ModelEdge):
     """An edge of two members with one log: one of them lists, another may be away."""
 
