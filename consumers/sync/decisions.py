@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -14,7 +15,7 @@ import structlog
 from headrace.connectors.log.append import append_with
 from headrace.connectors.log.port import Appender
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.sync.file_loader import FileJob
+from headrace.consumers.sync.file_loader import Attempts, FileJob
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.sync_records import SyncVerdict, Verdict, encode_verdict, verdict_key
 
@@ -60,9 +61,9 @@ class Decisions:
         self._decided = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sync-load")
 
-    def decide(self, number: int, job: FileJob, decide: Callable[[], SyncVerdict | None]) -> None:
+    def decide(self, number: int, job: FileJob, attempts: Attempts) -> None:
         """Find the verdict of a job, and append it."""
-        self._pool.submit(self._run, number, job, decide)
+        self._pool.submit(self._run, number, job, attempts)
 
     def tell(self, verdict: SyncVerdict) -> None:
         """Append a verdict that ends nothing. It is repeated when nothing comes of it: nobody waits for it."""
@@ -85,17 +86,29 @@ class Decisions:
         """Begin no more."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, number: int, job: FileJob, decide: Callable[[], SyncVerdict | None]) -> None:
+    def _run(self, number: int, job: FileJob, attempts: Attempts) -> None:
+        """One attempt. A job that waits for its next one keeps no thread from others, as those of other groups."""
         try:
-            verdict = decide()
-            # The verdict is in its topic before the offset behind the file is committed.
-            while verdict is not None and not job.ended.is_set() and not self._append(verdict):
-                job.ended.wait(self._retry_s)
+            next(attempts)
+        except StopIteration as ended:
+            self._end(number, job, ended.value)
         except Exception:
             _log.exception("a file of a sender was not decided", number=job.manifest.number)
-            return
-        finally:
             job.settled.set()
+        else:
+            if job.ended.wait(self._retry_s):
+                # Its next step is the end, for which others may wait.
+                self._run(number, job, attempts)
+                return
+            # Refused once the receiver has ended.
+            with suppress(RuntimeError):
+                self._pool.submit(self._run, number, job, attempts)
+
+    def _end(self, number: int, job: FileJob, verdict: SyncVerdict | None) -> None:
+        # The verdict is in its topic before the offset behind the file is committed.
+        while verdict is not None and not job.ended.is_set() and not self._append(verdict):
+            job.ended.wait(self._retry_s)
+        job.settled.set()
         if verdict is not None and not job.ended.is_set():
             _note(verdict)
         self._done.put(Done(number, job, None if job.ended.is_set() else verdict))

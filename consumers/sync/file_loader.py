@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,8 @@ DAMAGES = (FileDamaged, FormatTooNew)
 """What another transfer, or a later build of the centre, may end."""
 _REFUSALS = {ManifestInvalid.__name__, DatabaseDiffers.__name__}
 _MOVED = "SlotNotHeld"
+Attempts = Generator[None, None, SyncVerdict | None]
+"""A job on its way to what it returns; each yield is a pause before the next attempt."""
 _log = structlog.get_logger(__name__)
 
 
@@ -84,7 +86,6 @@ class FileLoader:
         members: GroupMembers,
         pool: Executor,
         disk: ReceiverDisk,
-        retry_s: float,
     ) -> None:
         """`pool` runs requests to members that others wait for."""
         self._cluster = cluster
@@ -93,25 +94,24 @@ class FileLoader:
         self._batches = LoadBatches(members)
         self._pool = pool
         self._disk = disk
-        self._retry_s = retry_s
         self.waiting: dict[tuple[str, int], str] = {}
         self._logging = threading.Lock()
         self._logged_s: dict[str, float] = {}
 
-    def decide(self, job: FileJob) -> SyncVerdict | None:
+    def decide(self, job: FileJob) -> Attempts:
         """The verdict of a job, None once it has ended."""
         key = job.manifest.sender, job.manifest.number
         try:
-            return self._decide(job, key)
+            return (yield from self._decide(job, key))
         finally:
             self.waiting.pop(key, None)
 
-    def _decide(self, job: FileJob, key: tuple[str, int]) -> SyncVerdict | None:
+    def _decide(self, job: FileJob, key: tuple[str, int]) -> Attempts:
         checked: CheckedFile | None = None
         for earlier in job.behind:
             # Ended, but a request of it may be under way: its load must be in the log before these deletes, or nowhere.
-            while not (earlier.settled.wait(self._retry_s) or job.ended.is_set()):
-                continue
+            while not (earlier.settled.is_set() or job.ended.is_set()):
+                yield
         while not job.ended.is_set():
             try:
                 if not isinstance(job.manifest.body, SyncFile):
@@ -134,7 +134,7 @@ class FileLoader:
             except Exception as error:
                 _log.exception("a file of a sender failed", sender=job.manifest.sender, number=job.manifest.number)
                 return verdict_of(job.manifest, Verdict.RETRY, error)
-            job.ended.wait(self._retry_s)
+            yield
         return None
 
     def _delete(self, manifest: SyncManifest) -> None:
@@ -223,6 +223,12 @@ class FileLoader:
                 return False
             self._logged_s[kind] = now_s
         return True
+
+
+def decided(verdict: SyncVerdict) -> Attempts:
+    """Of a job that needs no attempt."""
+    yield from ()
+    return verdict
 
 
 def verdict_of(manifest: SyncManifest, state: Verdict, error: Exception | None = None, chunk: int = 0) -> SyncVerdict:

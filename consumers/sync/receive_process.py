@@ -75,7 +75,7 @@ class ReceiveProcess:
         pool = ThreadPoolExecutor(settings.loads_max * STAGE_THREADS_PER_LOAD, thread_name_prefix="sync-stage")
         self._opened.callback(lambda: pool.shutdown(cancel_futures=True))
         self._disk = ReceiverDisk(directory, settings.retry_s)
-        self._loader = FileLoader(cluster, owners, GroupMembers(cluster), pool, self._disk, settings.retry_s)
+        self._loader = FileLoader(cluster, owners, GroupMembers(cluster), pool, self._disk)
         self.receiver = Receiver(
             topics,
             centre,

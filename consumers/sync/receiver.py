@@ -18,7 +18,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.chunk_states import ChunkAction, FileState
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
-from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, FileLoader, verdict_of
+from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, FileLoader, decided, verdict_of
 from headrace.consumers.sync.incoming import IncomingFiles, ReceiverDiskFull
 from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, check_manifest, is_answerable
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
@@ -313,15 +313,14 @@ class Receiver:
 
     def _submit(self, share: Share, file: OpenFile, behind: tuple[FileJob, ...] = ()) -> None:
         job = share.job(file, behind)
-        self._decisions.decide(share.number, job, lambda: self._loader.decide(job))
+        self._decisions.decide(share.number, job, self._loader.decide(job))
 
     def _answer(self, share: Share, file: OpenFile, why: HeadraceError) -> None:
         """A verdict that needs nothing of the file."""
         # Whole by definition: no chunk of it is taken any more.
         file.state = FileState.COMPLETE
         state = Verdict.RETRY if isinstance(why, DAMAGES) else Verdict.REJECTED
-        verdict = verdict_of(file.manifest, state, why)
-        self._decisions.decide(share.number, share.job(file), lambda: verdict)
+        self._decisions.decide(share.number, share.job(file), decided(verdict_of(file.manifest, state, why)))
 
     def _take_done(self) -> None:
         decided: list[tuple[Share, OpenFile, SyncVerdict]] = []

@@ -124,9 +124,9 @@ class SimDecisions:
     jobs: list[Steps] = field(default_factory=list)
     finished: list[Done] = field(default_factory=list)
 
-    def decide(self, number: int, job: FileJob, decide: Callable[[], Any]) -> None:
+    def decide(self, number: int, job: FileJob, attempts: Steps) -> None:
         """See Decisions."""
-        self.jobs.append(self._run(number, job, decide))
+        self.jobs.append(self._run(number, job, attempts))
 
     def tell(self, verdict: SyncVerdict) -> None:
         """See Decisions."""
@@ -151,9 +151,8 @@ class SimDecisions:
             if next(job, "ended") == "ended":
                 self.jobs.remove(job)
 
-    def _run(self, number: int, job: FileJob, decide: Callable[[], Any]) -> Steps:
-        found = decide()
-        verdict = (yield from found) if isinstance(found, Generator) else found
+    def _run(self, number: int, job: FileJob, attempts: Steps) -> Steps:
+        verdict = yield from attempts
         while verdict is not None and not job.ended.is_set():
             yield
             if not self.world.fails():

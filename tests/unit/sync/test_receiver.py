@@ -25,7 +25,7 @@ from headrace.consumers.sync import receiver
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
 from headrace.consumers.sync.file_check import check_file, series_path
-from headrace.consumers.sync.file_loader import FileJob, verdict_of
+from headrace.consumers.sync.file_loader import Attempts, FileJob, verdict_of
 from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
 from headrace.consumers.sync.receiver import Receiver
@@ -108,8 +108,9 @@ class Loader:
         self.loaded: list[bytes] = []
         self.waiting: dict[tuple[str, int], str] = {}
 
-    def decide(self, job: FileJob) -> SyncVerdict | None:
+    def decide(self, job: FileJob) -> Attempts:
         """See FileLoader."""
+        yield from ()
         job.finish()
         if job.path is not None:
             self.loaded.append(job.path.read_bytes() + series_path(job.path).read_bytes())
@@ -314,9 +315,9 @@ def test_what_is_decided_frees_a_disk_that_is_full_of_it(scene: Scene, monkeypat
             raise ViewDiskFull("no space left on device", retriable=True)
         return number(sender, file)
 
-    def slowly(job: FileJob) -> SyncVerdict | None:
+    def slowly(job: FileJob) -> Attempts:
         may_decide.wait(10)
-        return decide(job)
+        return (yield from decide(job))
 
     monkeypatch.setattr(scene.loader, "decide", slowly)
     scene.manifest(FILE.body)
@@ -336,6 +337,27 @@ def test_what_is_decided_frees_a_disk_that_is_full_of_it(scene: Scene, monkeypat
         return scene.states() == [Verdict.ACCEPTED] * 2
 
     eventually(turned, "both files are accepted", 10.0)
+
+
+def test_files_that_wait_for_one_group_keep_no_thread_from_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are two threads, and three files of a group whose leader has a full disk."""
+    full, decide = threading.Event(), scene.loader.decide
+
+    def held_up(job: FileJob) -> Attempts:
+        while job.manifest.number <= 3 and not full.is_set():
+            yield
+        return (yield from decide(job))
+
+    monkeypatch.setattr(scene.loader, "decide", held_up)
+    files = [sealed_file({"p1": [(number, 1.0)]}, version=number, chunk_bytes=256) for number in range(1, 5)]
+    for number, each in enumerate(files, 1):
+        scene.manifest(each.body, number)
+        scene.chunks(each, number)
+    scene.turn_until(lambda: [4] == [each.number for each in scene.verdicts], "the file of the other group is accepted")
+    full.set()
+    scene.turn_until(lambda: [Verdict.ACCEPTED] * 4 == scene.states(), "all files are accepted")
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("no broker"), RuntimeError("a client that failed")])
