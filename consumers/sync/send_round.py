@@ -1,6 +1,6 @@
 """One round of a sender: what to send next, and what each answer changes. Pure: values in, actions out.
 
-A group's deletes go first, and its files wait until they are accepted. Of each file one chunk at a time is under way,
+Deletes go first, and files wait until those of all groups are accepted. Of each file one chunk at a time is under way,
 so a cut link costs at most that one. docs/internals/sync.md has the schedules that these rules answer.
 """
 
@@ -32,7 +32,7 @@ ANNOUNCE_AGAIN_S = 3_600.0
 """A manifest without a verdict is sent again: Kafka may have dropped it while no receiver ran."""
 IN_MIDDLE_MAX = 16
 """Files that are sent at a time: over a slow line more of them would only end later. Others wait for verdicts."""
-DELETES_KEPT_REASON = "deletes of its group are not accepted yet"
+DELETES_KEPT_REASON = "deletes of its store are not accepted yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,15 +278,16 @@ class SendRound:
         """The next file to begin, no longer waiting; None where none may begin now."""
         if self.relist or len(self._under_way) >= self._settings.files_max or self._in_middle >= IN_MIDDLE_MAX:
             return None
-        for _ in range(len(self._waiting)):
-            identity, listed = self._waiting[0]
-            deletes, record = self._groups[identity].deletes, self._state.files[listed.body.file]
-            if deletes.left or record.state not in (FileState.WAITING, FileState.SENDING):
+        # A delete of a user is in the log of each group. That of any of them hides what the others have loaded by then.
+        deletes = [each.deletes for each in self._groups.values()]
+        left, done = any(each.left for each in deletes), all(each.done for each in deletes)
+        while self._waiting and (done or left):
+            _, listed = self._waiting[0]
+            record = self._state.files[listed.body.file]
+            if left or record.state not in (FileState.WAITING, FileState.SENDING):
                 self._waiting.popleft()
-                if deletes.left:
+                if left:
                     self._state.step(record, FileEvent.LEAVE, error=DELETES_KEPT_REASON)
-            elif not deletes.done:
-                self._waiting.rotate(-1)
             elif self._under_way and self._bytes_under_way + record.size_bytes > self._settings.window_bytes:
                 return None
             else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.send_round import IN_MIDDLE_MAX, CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.verdicts import apply_verdict
-from headrace.schemas.sync_records import SyncVerdict, Verdict
+from headrace.schemas.sync_records import SyncDelete, SyncVerdict, Verdict
 from tests.unit.sync.test_selection import listed
 
 
@@ -59,3 +62,20 @@ def test_a_verdict_that_comes_again_leaves_nothing() -> None:
     assert (["e1/1/0/7"], 1) == (list(state.files), state.counters.accepted)
     SendRound(state, [replace(listing, files_left=0)], SendSettings(), RoundCounts())
     assert ({}, 0) == (state.files, state.counters.accepted)
+
+
+@pytest.mark.parametrize("answer", [Verdict.ACCEPTED, Verdict.RETRY])
+def test_files_wait_for_the_deletes_of_all_groups(answer: Verdict) -> None:
+    """A delete of a user is in the log of each group. What is written behind it in one must not come before the other."""
+    state, settings = SenderState({}), SendSettings(tries_max=1)
+    delete = SyncDelete(1, 1, "d", "t", {}, None, None)
+    first = Listing("1", "/", "e1", "e1/1", 0, 1, (), (delete,))
+    second = Listing("2", "/", "e2", "e2/1", 0, 2, (listed(2, 0),), (delete,))
+    sending = SendRound(state, [first, second], settings, RoundCounts())
+    numbers = {each.body.group: each.number for each in sending.actions(0.0)}  # type: ignore[union-attr]
+    sending.verdict(SyncVerdict("u", numbers["e2/1"], "e2/1", b"", Verdict.ACCEPTED))
+    assert [] == list(sending.actions(0.0))
+    sending.verdict(SyncVerdict("u", numbers["e1/1"], "e1/1", b"", answer))
+    began = [type(each) for each in sending.actions(0.0)]
+    assert began == ([CheckFile] if answer is Verdict.ACCEPTED else [])
+    assert answer is Verdict.ACCEPTED or [FileState.FAILED] == [each.state for each in sending.files]
