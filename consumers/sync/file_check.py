@@ -47,7 +47,7 @@ def series_path(segment: Path) -> Path:
 def check_file(path: Path, body: SyncFile) -> CheckedFile:
     """The devices of a segment whose digest, and that of its series, were compared with those of its manifest.
 
-    Raises ManifestInvalid, FormatTooNew.
+    Raises ManifestInvalid, FormatTooNew, FileDamaged.
     """
     with pa.memory_map(str(path)) as data:
         try:
@@ -58,6 +58,9 @@ def check_file(path: Path, body: SyncFile) -> CheckedFile:
                 _check_rows(file, runs, body)
         # A foreign file fails in many ways, depending on its bytes.
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, SeriesInvalid) as error:
+            # Errors of Arrow about bytes have no number. Those of this machine do, as when it is short of descriptors.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise FileDamaged(f"the file {body.file} cannot be read here: {error}", retriable=True) from error
             raise ManifestInvalid(f"the file {body.file} is no segment of this product: {error!r}") from error
     return CheckedFile(runs.keys.to_pylist())
 

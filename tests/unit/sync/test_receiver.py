@@ -24,7 +24,7 @@ from headrace.consumers.store import SeriesFile
 from headrace.consumers.sync import receiver
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
-from headrace.consumers.sync.file_check import check_file, series_path
+from headrace.consumers.sync.file_check import FileDamaged, check_file, series_path
 from headrace.consumers.sync.file_loader import Attempts, FileJob, verdict_of
 from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
@@ -563,3 +563,15 @@ def test_a_foreign_or_truncated_file_is_rejected(tmp_path: Path, size: int) -> N
     path = received(tmp_path, b"x" * size + FILE.data[size:], segment_bytes)
     with pytest.raises(ManifestInvalid):
         check_file(path, replace(FILE.body, segment_bytes=segment_bytes, series_bytes=40))
+
+
+def test_a_fault_of_this_machine_rejects_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that is short of descriptors has the file sent again: rejected, its rows would be missing for good."""
+    path = received(tmp_path, FILE.data, FILE.body.segment_bytes)
+
+    def short(_path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", short)
+    with pytest.raises(FileDamaged, match="Too many open files"):
+        check_file(path, FILE.body)
