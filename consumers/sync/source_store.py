@@ -218,7 +218,7 @@ class NodeStore:
                 opened = _LocalFile(Path(listing.directory), file)
         if opened is None:
             url, snapshot = self._snapshots.get(listing.identity, ("", ""))
-            opened = _RemoteFile(f"{url}/api/v1/sync/snapshot/{snapshot}/file", file)
+            opened = _RemoteFile(f"{url}/api/v1/sync/snapshot/{snapshot}", file)
         self._open[file.body.file] = opened
         return opened
 
@@ -299,7 +299,7 @@ class _LocalFile:
 
 
 class _RemoteFile:
-    """Both parts over HTTP; what is read in order takes one request for each part."""
+    """Both parts over HTTP, of a snapshot at `url`; what is read in order takes one request for each part."""
 
     def __init__(self, url: str, file: ListedFile) -> None:
         self._url, self._file = url, file
@@ -308,17 +308,37 @@ class _RemoteFile:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         split = self._file.body.segment_bytes
-        if self._answer is None or self._at != offset or offset == split:
-            self._request(offset)
         size_bytes = min(size_bytes, split - offset) if offset < split else size_bytes
-        assert self._answer is not None
         try:
-            data = self._answer.read(size_bytes)
-        except AnswerCut as error:
-            self.close()
-            raise SnapshotLost("the node ended its answer in the middle of a file", retriable=True) from error
+            data = self._read(offset, size_bytes)
+        except AnswerCut:
+            # A line may have been cut. A disk that cannot be read ends the second answer as well.
+            try:
+                data = self._read(offset, size_bytes)
+            except AnswerCut as error:
+                raise self._cut() from error
         self._at = offset + len(data)
         return data
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        if self._answer is None or self._at != offset or offset == self._file.body.segment_bytes:
+            self._request(offset)
+        assert self._answer is not None
+        try:
+            return self._answer.read(size_bytes)
+        except AnswerCut:
+            self.close()
+            raise
+
+    def _cut(self) -> HeadraceError:
+        """Why no answer comes to its end: a node that has restarted does not know the snapshot."""
+        try:
+            _answer(self._url, "POST", {}, CONNECT_TIMEOUT_S)
+        except (NodeRefused, NodeUnreachable):
+            return SnapshotLost("the node ended its answer in the middle of a file", retriable=True)
+        return FileDamaged(
+            f"the node cannot read {self._file.body.file} to its end", action="look at its log and its disk"
+        )
 
     def _request(self, offset: int) -> None:
         self.close()
@@ -330,7 +350,7 @@ class _RemoteFile:
         )
         try:
             self._answer = request_node(
-                f"{self._url}?name={part}&offset={start}",
+                f"{self._url}/file?name={part}&offset={start}",
                 timeout_s=ANSWER_TIMEOUT_S,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
             )

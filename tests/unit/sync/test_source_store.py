@@ -7,12 +7,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from headrace.connectors.http import NodeRefused, NodeUnreachable
-from headrace.consumers.sync.sender_ports import CentreForgotten
+from headrace.consumers.sync.listing import ListedFile, Listing
+from headrace.consumers.sync.sender_ports import CentreForgotten, FileDamaged, SnapshotLost
 from headrace.consumers.sync.source_store import NodeStore, forget_centre
+from headrace.schemas.errors import HeadraceError
+from tests.sync_sender import DAY_NS, sealed_file
 
 TAKEN = {
     "kind": "CentreTaken",
@@ -22,6 +26,7 @@ TAKEN = {
 }
 
 
+FILE = sealed_file({"a": [(DAY_NS, 1.0)]}, version=3)
 UNKNOWN = {"kind": "CentreUnknown", "message": "no centre is registered here", "retriable": True}
 REGISTERED = {"node": "e1", "members": {}, "groups": [], "store": "s", "cluster": "edge", "format": 3}
 
@@ -70,6 +75,38 @@ class Member(Handler):
         self.answer(200, REGISTERED | {"node": self.node, "members": self.others})
 
     do_POST = take  # noqa: N815 - as the library calls it
+
+
+class BadDisk(Handler):
+    """Lists a file that it cannot read beyond its first bytes. `cuts`: how often; `restarted`: snapshots are gone."""
+
+    cuts = 1_000
+    restarted = False
+
+    def post(self) -> None:
+        """A description, a listing, or the answer to who still needs it."""
+        if self.path.endswith("/register"):
+            groups = [{"group": "e1", "progress": 0, "leads": True, "reason": ""}]
+            self.answer(200, REGISTERED | {"groups": groups})
+        elif self.path.endswith("/snapshot"):
+            listed = ListedFile(FILE.body, 3, "000000.parquet", "000000.series")
+            self.answer(200, Listing("7", "/nowhere", "e1", "e1/1", 0, 3, (listed,), ()).document())
+        else:
+            self.answer(404 if self.restarted else 200, {"error": {"message": "there is no snapshot"}})
+
+    def file(self) -> None:
+        """The end of an answer is missing."""
+        query = parse_qs(urlsplit(self.path).query)
+        split = FILE.body.segment_bytes
+        part = FILE.data[:split] if query["name"] == ["000000.parquet"] else FILE.data[split:]
+        part = part[int(query["offset"][0]) :]
+        self.send_response(200)
+        self.send_header("content-length", str(len(part)))
+        self.end_headers()
+        type(self).cuts -= 1
+        self.wfile.write(part[: len(part) // 2] if self.cuts >= 0 else part)
+
+    do_POST, do_GET = post, file  # noqa: N815 - as the library calls them
 
 
 @contextmanager
@@ -122,3 +159,23 @@ def test_a_member_that_does_not_take_a_lower_progress_is_an_error(url: str, monk
     store.set_progress({"g": 1}, lower=False)
     with pytest.raises(NodeUnreachable):
         store.set_progress({"g": 1}, lower=True)
+
+
+@pytest.mark.parametrize(("restarted", "error"), [(False, FileDamaged), (True, SnapshotLost)])
+def test_a_file_that_a_node_cannot_read_is_damaged(restarted: bool, error: type[HeadraceError]) -> None:
+    """It is left, and others are sent. Taken for a lost snapshot it was listed again and again, and nothing else went."""
+    with served(type("Node", (BadDisk,), {"restarted": restarted})) as node:
+        store = NodeStore(node, "id", "c", "v", "")
+        store.describe()
+        listing = store.list("e1")
+        with pytest.raises(error):
+            store.check(listing, listing.files[0], md5=False)
+
+
+def test_an_answer_that_is_cut_once_is_asked_for_again() -> None:
+    """Nothing is listed again for a line that failed for a moment."""
+    with served(type("Node", (BadDisk,), {"cuts": 1})) as node:
+        store = NodeStore(node, "id", "c", "v", "")
+        store.describe()
+        listing = store.list("e1")
+        assert b"" == store.check(listing, listing.files[0], md5=False)
