@@ -130,8 +130,9 @@ class Uploads:
         limit = self.settings.upload_mb_max * 1_000_000
         used = self.staged_bytes
         if used + request.size_bytes > limit:
-            # Loads have attached some of it since the newest look.
+            # Loads have attached some of it since the newest looks.
             self._look_again(group)
+            self._look_at_others()
             used = self.staged_bytes
         with self._lock:
             # One file is taken however large it is, if nothing else waits: else it would never be.
@@ -180,6 +181,15 @@ class Uploads:
             if time.monotonic() < look_at_s:
                 return size > 0
         return self._look_again(group) > 0
+
+    def _look_at_others(self) -> None:
+        """Look where a look is due: nobody asks for a while whether the files of a group that awaits some are kept."""
+        now_s = time.monotonic()
+        for group in list(self._groups.values()):
+            with self._lock:
+                due = self._staged.get(group.key, (now_s, 0))[0] < now_s
+            if due:
+                self._look_again(group)
 
     def _look_again(self, group: Group) -> int:
         size = self._look(group.store.staging_directory)

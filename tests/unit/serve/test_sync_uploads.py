@@ -187,6 +187,17 @@ def test_files_of_a_group_that_has_left_are_not_counted(group: FakeGroup, file: 
     assert uploads.staged_bytes == 0
 
 
+def test_files_that_another_group_has_loaded_take_no_room(group: FakeGroup, file: SealedFile, tmp_path: Path) -> None:
+    """Nobody asks for the staged files of a group while it awaits one. Those that were loaded are gone all the same."""
+    loaded = FakeGroup(tmp_path / "other")
+    loaded.key, loaded.birth_key = "n2", GroupKey("n2", 1)
+    groups: Any = {"topic": group, "other": loaded}
+    uploads = Uploads("n1", groups, SyncSettings(upload_mb_max=1))
+    uploads.note_taken(loaded, 2_000_000)  # type: ignore[arg-type]
+    take(uploads, request_of(file), file.data)
+    assert uploads.staged_bytes == len(file.data)
+
+
 def test_a_file_above_the_limit_is_taken_alone(group: FakeGroup, file: SealedFile) -> None:
     """One file may be larger than the limit of bytes, else it would never come; a second one waits for its load."""
     uploads = uploads_of(group, upload_mb_max=1)
