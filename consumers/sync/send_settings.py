@@ -10,7 +10,7 @@ from headrace.schemas.settings import BYTES_MAX, COUNT_MAX, WAIT_S_MAX, Settings
 CHUNK_BYTES = 1 << 20
 DELETES_PER_MANIFEST = 500
 REJECTED_KEPT_MAX = 1_000
-"""Rejected files that a state directory remembers by name; the oldest is forgotten first, and still counted."""
+"""Rejected files up to the progress that a state directory remembers by name; older ones are counted, and forgotten."""
 
 
 class SendSettings(SettingsModel):

@@ -139,7 +139,7 @@ class Sender:
         self._reconcile(description)
         self._store.seal(self.settings.seal_age_s)
         self._on_step("sealed")
-        self.state.forget_accepted()
+        self.state.forget_decided()
         listings = [self._selected(self._store.list(each.group)) for each in description.groups]
         self._listings = {each.identity: each for each in listings}
         self.round = SendRound(self.state, listings, self.settings, self.counts)

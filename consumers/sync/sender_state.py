@@ -144,8 +144,6 @@ class SenderState:
             self._add(before, -1)
         if record.decided:
             self._add(record, 1)
-        if record.state is FileState.REJECTED:
-            self._forget_oldest_rejected()
 
     def _add(self, record: FileRecord, change: int) -> None:
         """Count a file that is decided, or no longer is."""
@@ -156,16 +154,14 @@ class SenderState:
             size = found.bytes_accepted + change * record.size_bytes
             self._put_counters(replace(found, accepted=found.accepted + change, bytes_accepted=size))
 
-    def _forget_oldest_rejected(self) -> None:
-        rejected = [each for each in self.files.values() if each.state is FileState.REJECTED]
-        for each in sorted(rejected, key=lambda each: each.number)[:-REJECTED_KEPT_MAX]:
+    def forget_decided(self) -> None:
+        """Forget files that no node lists any more, between rounds; the newest rejected ones are kept for people."""
+        listed_no_more = [each for each in self.files.values() if each.version <= self.group(each.group).progress]
+        rejected = [each for each in listed_no_more if each.state is FileState.REJECTED]
+        accepted = [each for each in listed_no_more if each.state is FileState.ACCEPTED]
+        oldest = sorted(rejected, key=lambda each: each.number)[:-REJECTED_KEPT_MAX]
+        for each in (*accepted, *oldest):
             self.drop_file(each.file)
-
-    def forget_accepted(self) -> None:
-        """Forget accepted files that no node lists any more, between rounds; rejected ones are kept for people."""
-        for each in list(self.files.values()):
-            if each.state is FileState.ACCEPTED and each.version <= self.group(each.group).progress:
-                self.drop_file(each.file)
 
     def forget_unlisted(self, identity: str, listed: Collection[str]) -> None:
         """Forget files of a group of which a verdict alone is known, behind a listing that is whole without them.

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from headrace.connectors.http import NodeUnreachable
-from headrace.consumers.sync import selection, send_round
+from headrace.consumers.sync import selection, send_round, sender_state
 from headrace.consumers.sync import sender as sender_module
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.send_settings import SendSettings
@@ -194,6 +194,31 @@ def test_a_rejected_file_hurts_no_other() -> None:
     assert states == {rejected: FileState.REJECTED}
     assert set(scene.centre.contents) == {each.name for each in scene.edge.files} - {rejected}
     assert scene.sender.figures()["rejected"] == 1
+
+
+def test_more_rejected_files_than_are_kept_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a new box before it has the devices of the old one. Those above the progress are not forgotten.
+
+    A damaged file may hold that back for long: each round would send all of them again.
+    """
+    monkeypatch.setattr(sender_state, "REJECTED_KEPT_MAX", 2)
+    scene = Scene(13)
+    scene.calm()
+    scene.edge.delete_share = 0.0
+    for _ in range(8):
+        scene.edge.write()
+        scene.edge.seal_now()
+    damaged, *others = [each.name for each in scene.edge.files]
+    scene.edge.damaged, scene.centre.rejecting = {damaged}, set(others)
+    scene._live = lambda: None  # type: ignore[method-assign]
+    for _ in range(9):
+        scene.run_round()
+    assert 7 == scene.sender.counts.rejected
+    scene.edge.damaged = set()
+    scene.finish()
+    scene.run_round()
+    assert (7, 2) == (scene.sender.counts.rejected, len(scene.sender.state.files))
+    assert 7 == scene.sender.state.counters.rejected
 
 
 def test_a_damaged_file_is_left_and_shown_while_others_go() -> None:
