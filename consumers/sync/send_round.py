@@ -134,7 +134,8 @@ class SendRound:
             for each in listing.files:
                 self._complete_record(listing, each)
             if not listing.files_left:
-                state.forget_unlisted(listing.identity, {each.body.file for each in listing.files})
+                names = {each.body.file for each in listing.files}
+                state.forget_unlisted(listing.identity, names, listing.after, listing.through)
             for each in undecided_files(listing, state.files, state.group(listing.group)):
                 group.files[each.body.file] = each
                 self._groups_by_file[each.body.file] = listing.identity

@@ -163,14 +163,19 @@ class SenderState:
         for each in (*accepted, *oldest):
             self.drop_file(each.file)
 
-    def forget_unlisted(self, identity: str, listed: Collection[str]) -> None:
-        """Forget files of a group of which a verdict alone is known, behind a listing that is whole without them.
+    def forget_unlisted(self, identity: str, listed: Collection[str], after: int, through: int) -> None:
+        """Forget files of a group that nobody will list, behind a whole listing of what came above a version.
 
-        A verdict that came twice is such a one, of a file that was forgotten when it had counted.
+        The edge may have merged one that is to come again. And of some a verdict alone is known: it came twice, and
+        the file was forgotten when it had counted.
         """
         for each in list(self.files.values()):
-            if not each.group and each.file not in listed and each.file.startswith(f"{identity}/"):
+            if each.file in listed or not each.file.startswith(f"{identity}/"):
+                continue
+            if not each.group:
                 self._add(each, -1)
+                self.drop_file(each.file)
+            elif after < each.version <= through and not each.decided:
                 self.drop_file(each.file)
 
     def drop_file(self, file: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.consumers.sync.file_states import FileState
+from headrace.consumers.sync.file_states import FileRecord, FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.send_round import IN_MIDDLE_MAX, CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
@@ -62,6 +62,24 @@ def test_a_verdict_that_comes_again_leaves_nothing() -> None:
     assert (["e1/1/0/7"], 1) == (list(state.files), state.counters.accepted)
     SendRound(state, [replace(listing, files_left=0)], SendSettings(), RoundCounts())
     assert ({}, 0) == (state.files, state.counters.accepted)
+
+
+def test_a_file_that_the_edge_has_merged_waits_no_more() -> None:
+    """An operator wants a rejected one again, and the edge sends it within another file. It would be shown for good."""
+    state = SenderState({})
+    record = FileRecord("e1/1/0/3", "e1", 3, 1, "d", FileState.REJECTED, number=state.new_number())
+    state.put_file(record)
+    state.put_group(replace(state.group("e1"), progress=5))
+    assert [] == state.ask_again([record.file])
+    listing = Listing("1", "/", "e1", "e1/1", 2, 5, (listed(5, 0),), (), files_left=1)
+    SendRound(state, [listing], SendSettings(), RoundCounts())
+    assert [record.file, "e1/1/0/5"] == list(state.files)
+    for after, through in ((3, 5), (2, 2)):
+        SendRound(state, [replace(listing, files_left=0, after=after, through=through)], SendSettings(), RoundCounts())
+        assert record.file in state.files
+    SendRound(state, [replace(listing, files_left=0)], SendSettings(), RoundCounts())
+    assert ["e1/1/0/5"] == list(state.files)
+    assert (0, 0) == (state.counters.rejected, state.counters.accepted)
 
 
 @pytest.mark.parametrize("answer", [Verdict.ACCEPTED, Verdict.RETRY])
