@@ -10,7 +10,7 @@ import xxhash
 
 from headrace.consumers.sync.file_states import FileRecord
 from headrace.consumers.sync.listing import ListedFile, Listing
-from headrace.consumers.sync.send_settings import CHUNK_BYTES, DELETES_PER_MANIFEST
+from headrace.consumers.sync.send_settings import CHUNK_BYTES, DELETES_BYTES_MAX, DELETES_PER_MANIFEST
 from headrace.consumers.sync.sender_state import GroupRecord
 from headrace.schemas.sync_records import SyncDelete, SyncFile
 
@@ -30,7 +30,16 @@ def unsent_deletes(listing: Listing, group: GroupRecord) -> list[tuple[SyncDelet
     if sent and group.deletes_body == deletes_digest(sent):
         # An earlier start was sending these: once more under their number, so that they are applied once.
         return [sent, *unsent_deletes(listing, replace(group, deletes_accepted=group.deletes_sent, deletes_body=""))]
-    return [tuple(newer[start : start + DELETES_PER_MANIFEST]) for start in range(0, len(newer), DELETES_PER_MANIFEST)]
+    parts, size = list[list[SyncDelete]](), 0
+    for each in newer:
+        # One delete may name thousands of values of a tag.
+        size_bytes = len(repr(each).encode())
+        if not parts or len(parts[-1]) == DELETES_PER_MANIFEST or size + size_bytes > DELETES_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += size_bytes
+    return [tuple(part) for part in parts]
 
 
 def deletes_digest(deletes: Sequence[SyncDelete]) -> str:

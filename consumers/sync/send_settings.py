@@ -9,6 +9,8 @@ from headrace.schemas.settings import BYTES_MAX, COUNT_MAX, WAIT_S_MAX, Settings
 
 CHUNK_BYTES = 1 << 20
 DELETES_PER_MANIFEST = 500
+DELETES_BYTES_MAX = 512 << 10
+"""Of a manifest of several: a topic may take records of a megabyte alone."""
 REJECTED_KEPT_MAX = 1_000
 """Rejected files up to the progress that a state directory remembers by name; older ones are counted, and forgotten."""
 

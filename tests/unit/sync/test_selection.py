@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.consumers.sync.file_states import FileRecord, FileState
-from headrace.consumers.sync.listing import ListedFile
-from headrace.consumers.sync.selection import SettledOrders, directory_of
-from headrace.consumers.sync.sender_state import SenderState
+from headrace.consumers.sync.listing import ListedFile, Listing
+from headrace.consumers.sync.selection import SettledOrders, directory_of, unsent_deletes
+from headrace.consumers.sync.sender_state import GroupRecord, SenderState
+from headrace.schemas.sync_records import SyncDelete, SyncDeletes, SyncManifest, encode_manifest
 from tests.sync_sender import DAY_NS, sealed_file
 
 TEMPLATE = sealed_file({"a": [(DAY_NS, 1.0)]}, version=1).body
@@ -55,3 +56,18 @@ def test_orders_are_settled_as_defined(places: list[tuple[int, int]], decisions:
             state.put_file(record if record.decided else replace(record, state=decision))
     again = SenderState({key: value for key, value in state.changes().records.items() if value is not None})
     assert again.rejected == state.rejected
+
+
+def test_deletes_of_one_manifest_fit_into_a_record() -> None:
+    """Each may name thousands of devices. A manifest that no topic takes would end the sender at each start."""
+    values = tuple(f"device-{number:060}" for number in range(3_000))
+    large = [SyncDelete(1, number, "d", "t", {"s": values}, None, None) for number in range(1, 101)]
+    small = [SyncDelete(1, number, "d", "t", {"s": ("a",)}, None, None) for number in range(101, 1_301)]
+    listing = Listing("1", "/", "e1", "e1/1", 0, 2_000, (), (*large, *small))
+    parts = unsent_deletes(listing, GroupRecord("e1"))
+    assert [*large, *small] == [each for part in parts for each in part]
+    manifests = [SyncManifest("u", "s", "", 1, 1, 1, SyncDeletes("e1/1", part)) for part in parts]
+    assert max(len(encode_manifest(each)) for each in manifests) < 600_000
+    assert 500 == max(map(len, parts))
+    huge = replace(large[0], tags={"s": values * 10})
+    assert [(huge,)] == unsent_deletes(replace(listing, deletes=(huge,)), GroupRecord("e1"))
