@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_errors import append_error, translated
 from headrace.connectors.log.kafka_settings import IN_FLIGHT_MAX, RECORD_BYTES_MAX, client_settings
-from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, TopicMissing
+from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, RecordTooLarge, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.sender_ports import Confirmation
 from headrace.consumers.sync.state_directory import StateDirectory, check_centre
@@ -112,8 +112,10 @@ class CentreLink:
         except BufferError as error:
             raise LogUnavailable("the producer's queue is full", action="check the line", retriable=True) from error
         except KafkaException as error:
-            self._failed = True
-            raise append_error(error.args[0], topic, len(value)) from error
+            found = append_error(error.args[0], topic, len(value))
+            # Of a record that is too large the producer knows nothing.
+            self._failed = self._failed or not isinstance(found, RecordTooLarge)
+            raise found from error
         self._outstanding += 1
 
     def events(self, timeout_s: float) -> tuple[Sequence[Confirmation], Sequence[SyncVerdict], int]:

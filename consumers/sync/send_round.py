@@ -41,6 +41,7 @@ class SendManifest:
 
     number: int
     body: SyncFile | SyncDeletes
+    file: ListedFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class SendRound:
                 each.announced = False
             if not each.announced:
                 each.in_flight, each.announced_s = -1, now_s
-                yield SendManifest(number, each.body)
+                yield SendManifest(number, each.body, each.listed)
             elif record.chunk < record.chunks:
                 size = self._chunk_bytes(record)
                 if not self._rate.take(size, now_s):

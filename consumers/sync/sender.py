@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.connectors.log.port import RecordTooLarge
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.send_round import CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
@@ -261,11 +262,18 @@ class Sender:
             due.popleft()
 
     def _send(self, action: SendManifest | SendChunk) -> None:
-        if isinstance(action, SendManifest):
-            self._centre.send_manifest(action.number, self._manifest(action))
-            self._on_step("manifest queued")
-        else:
+        if isinstance(action, SendChunk):
             self._send_chunk(action)
+            return
+        assert self.round is not None
+        try:
+            self._centre.send_manifest(action.number, self._manifest(action))
+        except RecordTooLarge as error:
+            # A file brings all deletes that outrank it. Whatever they name, the other files are sent.
+            if action.file is None:
+                raise
+            self._leave(action.file, error)
+        self._on_step("manifest queued")
 
     def _check(self, action: CheckFile) -> None:
         assert self.round is not None
@@ -276,7 +284,7 @@ class Sender:
             self.last_error = error.message
             self.round.snapshot_lost(file)
         except FileDamaged as error:
-            self._damaged(file, error)
+            self._leave(file, error)
         except BaseException:
             self.round.not_done(action)
             raise
@@ -294,13 +302,13 @@ class Sender:
             self.round.snapshot_lost(file)
             return
         except FileDamaged as error:
-            self._damaged(file, error)
+            self._leave(file, error)
             return
         chunk = SyncChunk(self.who.sender, self.state.counters.session, action.number, action.chunk, data)
         self._centre.send_chunk(action.number, action.chunk, encode_chunk(chunk))
         self._on_step("chunk queued")
 
-    def _damaged(self, file: ListedFile, error: FileDamaged) -> None:
+    def _leave(self, file: ListedFile, error: HeadraceError) -> None:
         assert self.round is not None
         self.last_error = error.message
         self._store.close_file(file)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from headrace.connectors.http import NodeUnreachable
+from headrace.connectors.log.port import RecordTooLarge
 from headrace.consumers.sync import selection, send_round, sender_state
 from headrace.consumers.sync import sender as sender_module
 from headrace.consumers.sync.file_states import FileState
@@ -299,6 +300,31 @@ def test_new_files_do_not_wait_for_one_that_the_centre_holds_up() -> None:
     scene.finish()
     assert (chunks, 0) == (scene.sender.counts.chunks_sent, scene.sender.counts.chunks_resent)
     check(scene, 11)
+
+
+def test_a_file_whose_manifest_no_topic_takes_hurts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It brings the deletes that outrank it, which may name thousands of devices each. It is left, and shown."""
+    scene = Scene(14)
+    scene.calm()
+    scene.edge.delete_share = 0.0
+    for _ in range(3):
+        scene.edge.write()
+        scene.edge.seal_now()
+    first, *others = [each.name for each in scene.edge.files]
+    send = scene.centre.send_manifest
+
+    def checked(number: int, value: bytes) -> None:
+        if first.encode() in value:
+            raise RecordTooLarge("a record of 20000000 bytes is more than topic t takes")
+        send(number, value)
+
+    monkeypatch.setattr(scene.centre, "send_manifest", checked)
+    scene._live = lambda: None  # type: ignore[method-assign]
+    for _ in range(4):
+        scene.run_round()
+    assert set(others) == set(scene.centre.contents)
+    left = scene.sender.state.files[first]
+    assert (FileState.FAILED, "a record of 20000000 bytes is more than topic t takes") == (left.state, left.error)
 
 
 class TwoMembers(ModelEdge):
