@@ -139,7 +139,7 @@ def _check_deletes(body: SyncDeletes) -> None:
     _check(
         0 < len(body.group.encode()) <= NAME_BYTES_MAX and _FILE.fullmatch(body.group) is not None, "it has no group"
     )
-    _check(len(body.deletes) <= CARRIED_DELETES_MAX, "it has too many deletes")
+    _check(0 < len(body.deletes) <= CARRIED_DELETES_MAX, "it has no deletes, or too many")
     for each in body.deletes:
         _check(0 <= each.era <= ERA_MAX and 0 < each.version <= VERSION_MAX, "it has a rank that no log gives")
         for kind, name in (("database", each.database), ("table", each.table)):

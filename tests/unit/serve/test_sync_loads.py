@@ -19,7 +19,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FENCED_LOAD_FORMAT, FORMAT, FrameInvalid
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Leadership, Load, load_identity
-from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncManifest, encode_manifest
+from headrace.schemas.sync_records import SyncDelete, SyncDeletes, SyncFile, SyncManifest, encode_manifest
 from tests.sync_sender import DAY_NS, sealed_file
 
 SENDER = "3128b068-1706-41f4-9afd-81a3174c70c0"
@@ -125,7 +125,7 @@ def test_each_file_has_its_own_answer(scene: Scene) -> None:
     absent = request_of(sealed_file({"z": [(DAY_NS, 1.0)]}, version=9).body)
     answers = scene.answers(
         scene.request(3),
-        request_of(SyncDeletes("e1/1", ())),
+        request_of(SyncDeletes("e1/1", (SyncDelete(1, 1, "d", "t", {}, None, None),))),
         LoadRequest(b"no manifest", 1),
         absent,
         scene.request(4, buckets=2),

@@ -143,7 +143,7 @@ class Scene:
         """See Verdicts."""
         self.verdicts.append(verdict)
 
-    def manifest(self, body: SyncFile, number: int = 1) -> SyncManifest:
+    def manifest(self, body: SyncFile | SyncDeletes, number: int = 1) -> SyncManifest:
         """A manifest comes."""
         manifest = SyncManifest(SENDER, "s", "", 1, number, FORMAT, body)
         self.consumer.logs[MANIFEST].append(encode_manifest(manifest))
@@ -483,6 +483,13 @@ def test_a_manifest_that_no_store_writes_is_rejected_before_its_chunks(
     scene.manifest(replace(FILE.body, **changed))
     scene.turn_until(lambda: len(scene.verdicts) == 1, "a verdict")
     assert (Verdict.REJECTED, kind) == (scene.verdicts[0].state, scene.verdicts[0].kind)
+
+
+def test_deletes_without_a_delete_are_rejected(scene: Scene) -> None:
+    """No store sends such a manifest. Its fence would have no table, and failed as a fault of the receiver."""
+    scene.manifest(SyncDeletes("e/1", ()))
+    scene.turn_until(lambda: len(scene.verdicts) == 1, "a verdict")
+    assert (Verdict.REJECTED, "ManifestInvalid") == (scene.verdicts[0].state, scene.verdicts[0].kind)
 
 
 @pytest.mark.parametrize(
