@@ -309,6 +309,9 @@ def _moment_text(what: str, values: pa.Array) -> pa.Array:
 
 
 def _from_whole_decimal(name: str, values: pa.Array) -> pa.Array:
+    # Arrow has no cast from decimals of 32 bits to int64: it refuses each of them.
+    if pa.types.is_decimal32(values.type):
+        values = values.cast(pa.decimal64(values.type.precision, values.type.scale))
     try:
         return values.cast(pa.int64())
     except pa.ArrowInvalid:

@@ -247,7 +247,8 @@ def _fitting(
         return column, np.zeros(len(values), np.bool_)
     mask = unfit[0].to_numpy(zero_copy_only=False)
     rejections.add(rows.lines[mask], f"{'tag' if is_tag else 'field'} {name!r} has {unfit[1]}")
-    return pa.chunked_array([pc.if_else(unfit[0], pa.scalar(None, values.type), values)]), mask
+    # Arrow has no choice between decimals of a negative scale, and takes any array at places, null for no place.
+    return pa.chunked_array([values.take(pa.array(np.arange(len(values)), mask=mask))]), mask
 
 
 def _filtered(chunk: TableChunk, good: Mask) -> TableChunk:

@@ -58,8 +58,9 @@ def has_moments_without_text(kind: pa.DataType) -> bool:
 
 
 def _beyond_int64(values: pa.Array) -> pa.Array:
+    """Which whole decimals no int64 is; null counts as no."""
     if values.type.precision - values.type.scale < len(str(_INT64_MAX)):
-        return pc.invert(pc.is_valid(values))
+        return pa.nulls(len(values), pa.bool_())
     wide = pa.decimal256(_WIDE_DIGITS, 0)
     try:
         whole = values.cast(wide)
@@ -74,7 +75,8 @@ def _not_exact(values: pa.Array) -> pa.Array:
     """Which decimals are another number as float64."""
     # Cast by way of text, which Arrow rounds correctly; casting back shows whether the digits survived.
     floats = pc.cast(pc.cast(values, pa.string()), pa.float64())
-    wide = pa.decimal256(_WIDE_DIGITS, values.type.scale)
+    # Arrow compares no decimals of a negative scale.
+    wide = pa.decimal256(_WIDE_DIGITS, max(values.type.scale, 0))
     try:
         return pc.not_equal(pc.cast(floats, wide, safe=False), pc.cast(values, wide))
     except pa.ArrowInvalid:

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.connectors.formats.arrow_tables import normalise
 from headrace.connectors.formats.interface import FormatOptions, ParseResult, SchemaPlace
 from headrace.connectors.formats.parser import parse_buffer, parse_messages
 from headrace.connectors.formats.row_rules import check_arrays
+from headrace.schemas.tables import FieldType
 from tests.unit.connectors.formats.test_row_rules import parquet
 
 MESSAGE_TIME_NS = 5_000_000
@@ -144,6 +146,37 @@ def test_a_decimal_of_39_digits_costs_its_message(tmp_path: Path) -> None:
     result = parsed("avro", messages, schemas=SchemaPlace(str(tmp_path)))
     assert [7, -7] == result.tables["t"]["d"].to_pylist()
     assert [(1, 0), (2, 0)] == refused(result)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(4, 0), pa.decimal128(18, 0), pa.decimal128(19, 0), pa.decimal256(40, 0)]
+)
+def test_a_whole_decimal_may_be_null(kind: pa.DataType) -> None:
+    """Its row has its other values, whatever digits the type has."""
+    columns = {"d": pa.array([None, 7], kind), "v": pa.array([1.5, 2.5])}
+    result = parsed("arrow", [stream(columns)])
+    assert [] == refused(result)
+    assert [(None, 1.5), (7, 2.5)] == [(row["d"], row["v"]) for row in result.tables["t"].to_pylist()]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(4, 0), pa.decimal32(4, -2), pa.decimal64(4, 0), pa.decimal64(4, -2)])
+def test_whole_decimals_of_few_bits_are_integers(kind: pa.DataType) -> None:
+    """In messages and in files; pyarrow and Spark write them where the precision is small."""
+    column, wholes = bits(kind, [-191, 9_999]), [-191 * 10**-kind.scale, 9_999 * 10**-kind.scale]
+    assert wholes == parsed("arrow", [stream({"d": column})]).tables["t"]["d"].to_pylist()
+    columns = {"time": pa.array([1, 2]), "d": column}
+    assert wholes == normalise(pa.table(columns), FormatOptions()).column("d").to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(5, -2), pa.decimal256(76, -2)])
+def test_a_decimal_of_a_negative_scale_harms_no_other_message(kind: pa.DataType) -> None:
+    """As float64, and where one of its values is above int64: Arrow has few functions for such."""
+    good, numbers = stream({"v": pa.array([1.5])}), [12, 10**kind.precision - 1]
+    bad = stream({"d": bits(kind, numbers)})
+    for declared in (FieldType.FLOAT64, FieldType.INT64):
+        result = parsed("arrow", [good, bad, good], declared={"t": {"d": declared}})
+        assert [1.5, 1.5] == result.tables["t"]["v"].drop_null().to_pylist()
+        assert {1} >= {each.message for each in result.rejections()}
 
 
 UNREADABLE = {
