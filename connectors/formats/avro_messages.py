@@ -68,8 +68,10 @@ def _plain(payloads: Payloads, filled: Integers, options: FormatOptions) -> Iter
 @lru_cache(maxsize=64)
 def _only_program(place: SchemaPlace, paths: tuple[tuple[str, ...], ...]) -> Program:
     schema, named = only_schema(place)
+    # First: whatever it compiles has names that can be compared.
+    program = compile_schema(schema, named, paths)
     require_paths(schema, named, paths)
-    return compile_schema(schema, named, paths)
+    return program
 
 
 def _framed(payloads: Payloads, filled: Integers, options: FormatOptions, rejections: Rejections) -> Iterator[Part]:

@@ -26,6 +26,7 @@ DEPTH_MAX = 32
 OPERATIONS_MAX = 20_000
 """A schema may use a named type many times, and its program repeats that type each time."""
 DECIMAL_DIGITS_MAX = 38
+FIXED_BYTES_MAX = (1 << 31) - 1
 
 
 class Op(IntEnum):
@@ -166,6 +167,8 @@ class _Compiler:
             raise SchemaUnusable(f"the record {name!r} has itself as a field, which is not supported")
         self._open.append(name)
         for each in schema["fields"]:
+            if not isinstance(each["name"], str):
+                raise SchemaUnusable(f"the schema is not Avro: {each['name']!r} is no name of a field")
             self.value(each["type"], None if path is None else (*path, each["name"]))
         self._open.pop()
 
@@ -205,6 +208,8 @@ class _Compiler:
         )
 
     def _union(self, schema: list[Any], path: Path | None) -> None:
+        if any(isinstance(self.resolved(each), list) for each in schema):
+            raise SchemaUnusable("the schema is not Avro: it has a union as a branch of a union")
         others = [each for each in schema if self.resolved(each) != "null"]
         if path is not None and len(others) > 1 and (self._is_wanted(path) or self._has_inner(path)):
             raise self._unusable(path, schema)
@@ -239,7 +244,7 @@ class _Compiler:
             op, arrow, symbols = Op.ENUM, pa.string(), tuple(schema["symbols"])
             first = len(symbols)
         elif kind == "fixed":
-            op, arrow, first = Op.FIXED, pa.binary(), schema["size"]
+            op, arrow, first = Op.FIXED, pa.binary(), _size_of(schema)
         else:
             op, arrow = _PRIMITIVES[kind]
         column = -1
@@ -268,14 +273,22 @@ class _Compiler:
             raise self._too_many()
 
 
+def _size_of(schema: Mapping[str, Any]) -> int:
+    size = schema["size"]
+    if not isinstance(size, int) or not 0 <= size <= FIXED_BYTES_MAX:
+        raise SchemaUnusable(f"the schema is not Avro: {size!r} is no size of the fixed {schema['name']!r}")
+    return size
+
+
 def _logical_type(schema: Any, kind: str, arrow: pa.DataType) -> pa.DataType:
     """The Arrow type of a value with its logical type; one that is unknown does not count, as Avro wants it."""
     if not isinstance(schema, dict):
         return arrow
     logical = schema.get("logicalType")
-    precision = schema.get("precision", 0)
+    # fastavro has checked both, where they are there and not null.
+    precision, scale = schema.get("precision") or 0, schema.get("scale") or 0
     if logical == "decimal" and kind in ("bytes", "fixed") and 0 < precision <= DECIMAL_DIGITS_MAX:
-        return pa.decimal128(precision, schema.get("scale", 0))
+        return pa.decimal128(precision, scale)
     return _LOGICAL.get((kind, str(logical)), arrow)
 
 

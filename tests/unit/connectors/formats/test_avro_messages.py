@@ -375,6 +375,15 @@ def test_plain_records_have_one_schema(tmp_path: Path) -> None:
             '{"type": "record", "name": "T", "fields": [{"name": "x", "type": {"type": "map", "values": "int"}}]}',
             "a map",
         ),
+        ('{"type": "record", "name": "T", "fields": [{"name": 1, "type": "int"}]}', "1 is no name"),
+        ('{"type": "record", "name": "T", "fields": [{"name": "x", "type": ["null", ["int", "long"]]}]}', "union as a"),
+        *(
+            (json.dumps({"type": "record", "name": "T", "fields": [{"name": "x", "type": kind}]}), word)
+            for kind, word in (
+                ({"type": "fixed", "name": "F", "size": "16"}, "'16' is no size"),
+                ({"type": "bytes", "logicalType": "decimal", "precision": None}, "'x' is a decimal in bytes"),
+            )
+        ),
     ],
 )
 def test_a_schema_without_readings_is_named(schema: str, word: str) -> None:
