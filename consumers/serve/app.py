@@ -22,6 +22,7 @@ from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.cut_service import cut_routes
 from headrace.consumers.serve.edge_service import edge_routes
 from headrace.consumers.serve.error_documents import document, document_of, refusal
+from headrace.consumers.serve.expected_bodies import ExpectedBodies
 from headrace.consumers.serve.influx_service import influx_routes
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeApi
@@ -73,7 +74,7 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(OriginCheck, loopback=loopback, names=names)],
+        middleware=[Middleware(ExpectedBodies), Middleware(OriginCheck, loopback=loopback, names=names)],
         exception_handlers={
             HeadraceError: _known_error,
             HTTPException: _http_error,

@@ -15,6 +15,8 @@ HEAD_BYTES_MAX = 64 * 1024
 llhttp has no limit. Those that arrive together with the end before them do not count.
 """
 
+_ONCE = (b"host", b"origin")
+"""Fields that decide whether a request is taken."""
 _INVALID = "Invalid HTTP request received."
 
 
@@ -63,8 +65,10 @@ class HttpProtocol(HttpToolsProtocol):
         """See httptools.HttpRequestParser. What is raised here is 400."""
         self._has_progress = True
         names = [name for name, _ in self.headers]
-        if names.count(b"host") > 1:
-            raise ValueError("a proxy may have looked at the other Host")
+        if any(names.count(name) > 1 for name in _ONCE):
+            raise ValueError("a proxy may have looked at the other one")
+        if b"host" not in names and self.parser.get_http_version() == "1.1":
+            raise ValueError("no Host")
         if self.parser.should_upgrade() and b"upgrade" not in names:
             raise ValueError("CONNECT")
         super().on_headers_complete()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
+from headrace.consumers.serve.expected_bodies import CONTINUE
 from headrace.producers.group_writer import WritesWaiting
 from headrace.schemas.errors import HeadraceError
 
@@ -81,9 +82,9 @@ async def bounded_body(
     Raises `refusal` for one of more than `bytes_max`, as it arrives or in what it holds, and RequestInvalid for one in
     another encoding, and, to be retried, for one that stops arriving; WritesWaiting where its share cannot grow.
     """
-    encoding = request.headers.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity", "gzip"):
-        raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
+    encoding = _encoding_of(request)
+    if _is_announced(request, bytes_max):
+        raise refusal
     # Counted while it arrives: the length that a client announces need not be true.
     parts, size, has_room = list[bytes](), 0, True
     async for part in arriving(request):
@@ -105,6 +106,23 @@ async def bounded_body(
             "too many bytes of other requests to write are here", action="try again in a moment", retriable=True
         )
     return body
+
+
+def _encoding_of(request: Request) -> str:
+    """How the content of a body is encoded. Raises RequestInvalid for an encoding that is not unpacked."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip"):
+        raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
+    transfer = ", ".join(request.headers.getlist("transfer-encoding"))
+    if transfer.strip().lower() not in ("", "chunked"):
+        raise RequestInvalid(f"transfer-encoding {transfer!r} is unknown", action="send content-encoding: gzip")
+    return encoding
+
+
+def _is_announced(request: Request, bytes_max: int) -> bool:
+    """Whether a body will have more bytes, and its client waits for leave to send it: it reads the answer first."""
+    waits = request.headers.get("expect", "").lower() == CONTINUE
+    return waits and int(request.headers.get("content-length", "0")) > bytes_max
 
 
 async def arriving(request: Request) -> AsyncIterator[bytes]:

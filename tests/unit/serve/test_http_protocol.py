@@ -79,12 +79,52 @@ def test_a_tunnel_is_refused(connection: socket.socket) -> None:
     assert answer(connection) == b""
 
 
-@pytest.mark.parametrize("hosts", [(b"localhost", b"evil.example"), (b"localhost", b"localhost")])
-def test_a_request_with_two_names_is_refused(connection: socket.socket, hosts: tuple[bytes, bytes]) -> None:
-    """Two Host fields are 400 and the end of the connection: a proxy may have looked at the other one."""
-    connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: %s\r\nHost: %s\r\n\r\n" % hosts)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"host: localhost\r\nHost: evil.example\r\n",
+        b"host: localhost\r\nHost: localhost\r\n",
+        b"host: localhost\r\norigin: http://localhost\r\nOrigin: http://evil.example\r\n",
+        b"accept: */*\r\n",
+    ],
+    ids=["two hosts", "a host twice", "two origins", "no host"],
+)
+def test_a_request_without_one_name_is_refused(connection: socket.socket, fields: bytes) -> None:
+    """Two Host or Origin fields are 400 and the end of the connection: a proxy may have looked at the other one.
+    So is no Host.
+    """
+    connection.sendall(b"GET /health/live HTTP/1.1\r\n" + fields + b"\r\n")
     assert answer(connection).startswith(b"HTTP/1.1 400 ")
     assert answer(connection) == b""
+
+
+def test_a_client_that_waits_to_send_too_much_is_refused_at_once(node: FakeNode, connection: socket.socket) -> None:
+    """Without leave to send, and with the end of the connection, as another refusal. A body that fits is asked for."""
+    waiting = HEAD + b"expect: 100-Continue\r\n"
+    connection.sendall(waiting + LENGTH % len(LINE))
+    assert answer(connection).startswith(b"HTTP/1.1 100 ")
+    connection.sendall(LINE)
+    assert answer(connection).startswith(b"HTTP/1.1 204 ")
+    connection.sendall(waiting + LENGTH % (node.writes.settings.http_body_mb_max * 1_000_000 + 1))
+    found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in found
+    assert answer(connection) == b""
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [(b"expect: 200-ok", b"417"), (b"transfer-encoding: gzip, chunked", b"400")],
+)
+def test_what_a_body_is_not_asked_or_unpacked_for_is_named(
+    connection: socket.socket, field: bytes, status: bytes
+) -> None:
+    """Another expectation, and a transfer that is packed: chunks of gzip were taken for text."""
+    body = LENGTH % 0 if status == b"417" else b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(LINE), LINE)
+    connection.sendall(HEAD + field + b"\r\n" + body)
+    found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 %s " % status)
+    assert field.split(b": ")[1] in found
 
 
 def test_a_body_that_stops_arriving_is_given_up(
