@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.connectors.formats.interface import FormatOptions
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.connectors.log.kafka import KafkaLog
@@ -42,12 +43,17 @@ class InferredTable:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the first messages would become; `reasons` are those of refused lines, and how many have each."""
+    """What the first messages would become; `reasons` are those of refused lines, and how many have each.
+
+    `absent` are tags and fields that the job names and no row has, `untimed` the rows that take the time of their message.
+    """
 
     messages: int
     tables: Sequence[InferredTable] = ()
     rejected: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    absent: Sequence[str] = ()
+    untimed: int = 0
 
 
 def dry_run(job: IngestJob) -> DryRun:
@@ -83,7 +89,17 @@ def inferred(job: IngestJob, raw: pa.Table, catalogue: Catalogue) -> DryRun:
         fields = tuple((each, str(kind)) for each, kind in columns.fields)
         first = kept.slice(0, ROWS_SHOWN).to_pylist()
         found.append(InferredTable(name, columns.tags, fields, name in tables, kept.num_rows, first))
-    return DryRun(raw.num_rows, found, sum(reasons.values()), reasons)
+    timed = parse_messages(job.format, raw["value"], None, options)
+    untimed = parsed.rows - timed.rows
+    return DryRun(raw.num_rows, found, sum(reasons.values()), reasons, _absent(options, parsed.tables), untimed)
+
+
+def _absent(options: FormatOptions, tables: Mapping[str, pa.Table]) -> list[str]:
+    """What is named, as misspelt, and no row has; nothing where there are no rows."""
+    own = {options.time_column, options.table_column}
+    named = dict.fromkeys([*options.tags, *(name for _, name in options.sources if name not in own)])
+    seen = {name for rows in tables.values() for name in rows.column_names}
+    return [options.source_name(name) for name in named if name not in seen] if tables else []
 
 
 def _rules(job: IngestJob, table: str, known: TableSchema | None) -> TimeRules:

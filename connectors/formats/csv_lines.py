@@ -69,7 +69,8 @@ class Header:
             for name in self.fields:
                 check_column("field", name)
         except InvalidLine as error:
-            raise OptionsError(f"column {error}", action=f"the columns are {', '.join(self.names)}") from None
+            columns = f"the time is read from {self.options.time_column!r}; the columns are {', '.join(self.names)}"
+            raise OptionsError(str(error), action=columns) from None
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def _as_invalid_line() -> Iterator[None]:
     except RecursionError:
         raise InvalidLine("the JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise InvalidLine(f"not JSON: {error.msg} at character {error.pos}") from None
+        raise InvalidLine(f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except ValueError as error:
         raise InvalidLine(f"not JSON: {error}") from None
 

@@ -225,7 +225,9 @@ def _usable(found: T | SchemaUnusable) -> T:
 
 
 def _no_directory(path: Path) -> SchemaMissing:
-    return SchemaMissing(f"--schema-dir {path} is no directory", action="each process that parses has to see it")
+    return SchemaMissing(
+        f"--schema-dir {path} is no directory", action=f"give the one with <id>{SUFFIX}, on each machine that parses"
+    )
 
 
 _stores: dict[SchemaPlace, SchemaStore] = {}

@@ -6,6 +6,7 @@ With `--json` each line on stderr is one JSON object.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.terminal.output import Output, refused_lines
+from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.sizes import short_number
 
 if TYPE_CHECKING:
@@ -195,7 +196,10 @@ def _lag(progress: IngestProgress) -> str:
 
 
 def show_dry_run(job: IngestJob, found: DryRun, output: Output) -> None:
-    """Show the schemas and rows of a dry run."""
+    """Show the schemas and rows of a dry run; for people times as such, which shows whether their unit is right."""
+    # It imports Arrow, which a command that only fails must not wait for.
+    from headrace.connectors.formats.time_rules import instant
+
     document = {
         "topic": job.topic,
         "messages": found.messages,
@@ -206,24 +210,36 @@ def show_dry_run(job: IngestJob, found: DryRun, output: Output) -> None:
                 "tags": list(each.tags),
                 "fields": [{"name": name, "type": kind} for name, kind in each.fields],
                 "rows": each.rows,
-                "first": list(each.first),
+                "first": [{name: _json_value(value) for name, value in row.items()} for row in each.first],
             }
             for each in found.tables
         ],
         "rejected": found.rejected,
         "reasons": dict(found.reasons),
+        "absent": list(found.absent),
+        "untimed": found.untimed,
     }
 
     def text() -> None:
         output.line(f"the first {found.messages:,} messages of {job.topic}; nothing is written")
         for each in found.tables:
-            columns = [(name, "tag") for name in each.tags] + [("time", "int64 ns"), *each.fields]
+            columns = [(name, "tag") for name in each.tags] + [("time", "time"), *each.fields]
             new = "" if each.known else ", new"
             output.table(("column", "type"), columns, f"\n{job.database}.{each.name} ({each.rows:,} rows{new})")
             names = [name for name, _ in columns]
             output.line("")
-            output.table(names, [[row.get(name) for name in names] for row in each.first])
+            rows = [{**row, "time": instant(row["time"])} for row in each.first]
+            output.table(names, [[row.get(name) for name in names] for row in rows])
         for reason, lines in found.reasons.items():
             output.line(f"{refused_lines(lines)}: {reason}")
+        if found.absent:
+            output.line(f"no row has {', '.join(map(repr, found.absent))}: look for a misspelt name")
+        if found.untimed:
+            output.line(f"{counted(found.untimed, 'row')} without a time take that of the message in Kafka")
 
     output.result(document, text)
+
+
+def _json_value(value: object) -> object:
+    """As answers of queries have it: JSON has neither NaN nor infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -143,6 +143,7 @@ def _write_file(
     rules: FileRules,
 ) -> FileProgress:
     from headrace._file_writer import FileWriter
+    from headrace.connectors.formats.interface import FormatError
     from headrace.schemas.errors import HeadraceError
 
     # Lines are counted from 1, as editors do.
@@ -156,11 +157,15 @@ def _write_file(
             _run(output, writing, file, form, options)
         except HeadraceError as error:
             rows = writing.progress.rows
-            # These two are raised before anything is sent.
-            if rows or getattr(error, "exit_code", None) not in (EXIT_USAGE, EXIT_REJECTED):
-                output.note(f"{rows:,} rows were sent before this failed; writing them again is safe")
-            else:
+            # What cannot be read is not sent, and so with these two.
+            is_unsent = isinstance(error, FormatError) or getattr(error, "exit_code", None) in (
+                EXIT_USAGE,
+                EXIT_REJECTED,
+            )
+            if is_unsent and not rows:
                 output.note("nothing was written")
+            else:
+                output.note(f"{rows:,} rows were sent before this failed; writing them again is safe")
             raise
         finally:
             hidden = writing.progress.rejected - REJECTED_SHOWN

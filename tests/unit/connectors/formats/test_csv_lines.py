@@ -98,8 +98,9 @@ def test_the_options_must_fit_the_header() -> None:
     ):
         with pytest.raises(ColumnMissing, match=why):
             read(text, options)
-    with pytest.raises(OptionsError, match="reserved"):
-        read("ts,time\n", FormatOptions(table="t", time_column="ts"))
+    with pytest.raises(OptionsError, match="^field name 'time' is reserved") as reserved:
+        read("t,time\n", FormatOptions(table="t", time_column="ts"))
+    assert "the time is read from 'ts'; the columns are t, time" == reserved.value.action
     with pytest.raises(OptionsError, match="need a table"):
         read("time,v\n", FormatOptions())
 

@@ -80,6 +80,7 @@ def test_not_finite_numbers_are_kept() -> None:
         ('{"time":1,"__x":1}', "reserved"),
         (b'{"time":1,"v":"\xff"}', "UTF-8"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"time":1,"v":"a', "not JSON: Unterminated string starting at character 14"),
     ],
 )
 def test_bad_lines(line: str | bytes, why: str) -> None:

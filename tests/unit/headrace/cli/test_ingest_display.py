@@ -7,8 +7,14 @@ import json
 import pytest
 
 from headrace.cli import ingest_display
-from headrace.cli.ingest_display import JsonLines, ProgressLines, Refusals, describe, live_display
+from headrace.cli.ingest_display import JsonLines, ProgressLines, Refusals, describe, live_display, show_dry_run
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.pipeline.dry_run import DryRun, InferredTable
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, IngestProgress, IngestState
+from headrace.pipeline.job import IngestJob
+from headrace.terminal.output import Output
+
+ROW = {"site": "north", "time": 1_767_225_600_500_000_000, "flow": float("nan")}
 
 
 def test_a_line_is_logged_every_ten_seconds_also_without_news() -> None:
@@ -80,3 +86,19 @@ def test_reasons_add_up_and_are_limited() -> None:
     for number in range(3 * REASONS_MAX):
         total += Counts(rejected=1, reasons={f"reason {number}": 1})
     assert (REASONS_MAX, 3 * REASONS_MAX, 3) == (len(total.reasons), total.rejected, total.reasons["a"])
+
+
+def test_a_dry_run_shows_times_to_people_and_json_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A time in a wrong unit is seen at once; NaN, which is no JSON, is null."""
+    table = InferredTable("pumps", ("site",), (("flow", "float64"),), known=False, rows=1, first=({**ROW},))
+    job = IngestJob("b:1", "c", "plant.raw", "plant", "json", FormatOptions())
+    found = DryRun(1, [table], 1, {"no time": 1}, ["siet"], 1)
+    show_dry_run(job, found, Output())
+    shown = capsys.readouterr().out
+    assert "2026-01-01T00:00:00.5Z" in shown
+    assert ["1 line refused: no time", "no row has 'siet': look for a misspelt name"] == shown.splitlines()[-3:-1]
+    assert "1 row without a time" in shown.splitlines()[-1]
+    show_dry_run(job, found, Output(json_output=True))
+    document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [{**ROW, "flow": None}] == document["tables"][0]["first"]
+    assert (["siet"], 1) == (document["absent"], document["untimed"])

@@ -91,3 +91,10 @@ def test_a_directory_and_what_is_not_there_are_refused(tmp_path: Path) -> None:
     for name, reason in (("folder.lp", "is a directory"), ("link.lp", "no such file"), ("x.lp", "no such file")):
         done = written(name)
         assert (2, True) == (done.exit_code, f"{name}: {reason}" in done.stderr)
+
+
+def test_a_file_that_cannot_be_read_is_not_sent(tmp_path: Path) -> None:
+    """The remark before the error says so; it was of 0 rows that were sent."""
+    (tmp_path / "x.csv").write_text("time,pump\n2026-01-01,p1\n")
+    done = written("x.csv", "--table", "t", "--tags", "pomp")
+    assert (1, "nothing was written") == (done.exit_code, done.stderr.splitlines()[0])
