@@ -67,17 +67,23 @@ class BackfillState:
         return self._known.get(path)
 
     def note(self, files: Iterable[tuple[str, Known]]) -> None:
-        """Record files durably."""
-        lines = []
-        for path, known in files:
-            self._known[path] = known
+        """Record files durably, all or none of them."""
+        lines, noted = [], dict(files)
+        for path, known in noted.items():
             size, mtime_ns = known.state.size, known.state.mtime_ns
             entry = {"file": path, "key": self._key, "size": size, "mtime_ns": mtime_ns, "batch": known.batch}
             lines.append(json.dumps({**entry, "digest": known.digest}) + "\n")
-        data = memoryview("".join(lines).encode())
-        while data:
-            data = data[os.write(self._file, data) :]
+        data, end = memoryview("".join(lines).encode()), os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            # A full disk takes a part of a line. Another thread may write the next one behind it.
+            os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
+            raise OSError(error.errno, error.strerror, str(self.directory / STATE_FILE)) from error
         os.fsync(self._file)
+        self._known.update(noted)
 
     def close(self) -> None:
         """Release the directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,26 @@ def test_state_survives_a_torn_line_and_one_process_holds_it(tmp_path: Path) -> 
     (directory / STATE_FILE).write_text("nothing\n")
     with pytest.raises(StateDamaged, match="line 1 of"):
         BackfillState(directory, "k")
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may note its file behind it; the error names the file, and what was not written is not known."""
+    written = os.write
+
+    def full(file: int, data: memoryview) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(file, data[:-19])
+
+    with BackfillState(tmp_path, "k") as state:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError, match=STATE_FILE):
+            state.note([("/a", Known(FileState(1, 2), 3))])
+        monkeypatch.undo()
+        assert state.known("/a") is None
+        state.note([("/b", Known(FileState(1, 2), 3))])
+    with BackfillState(tmp_path, "k") as state:
+        assert [None, Known(FileState(1, 2), 3)] == [state.known("/a"), state.known("/b")]
 
 
 @pytest.mark.parametrize(
