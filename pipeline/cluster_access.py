@@ -1,13 +1,14 @@
 """A Python worker's access to the cluster: slot table, table schemas and the clients behind them, opened in
 the process that uses them.
 
-Spark reuses a worker process for many tasks, so an access is opened by the first task and kept for the life
-of the process.
+Spark reuses a worker process for many tasks, so an access is opened by the first task and kept until one fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.connectors.log.kafka import KafkaLog
@@ -19,6 +20,7 @@ from headrace.consumers.membership.routing import route_of
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline.job import IngestJob
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.tables import DatabaseSchema, FieldType
 
@@ -46,6 +48,12 @@ class ClusterAccess:
         self._membership: tuple[str, int, MembershipState] | None = None
         self._tables_read_s = 0.0
         self.tables = SchemaLog(log, topics)
+
+    def close(self) -> None:
+        """Close the clients. Errors are not of interest: it is given up."""
+        with contextlib.suppress(HeadraceError), contextlib.ExitStack() as stack:
+            stack.callback(self._log.close)
+            stack.callback(self.tables.close)
 
     def begin_task(self, slot_table: SlotTable | None = None) -> None:
         """Take the slot table of the task's micro-batch, or the newest; read what may have changed otherwise."""
@@ -100,9 +108,26 @@ class ClusterAccess:
         )
 
 
+@contextlib.contextmanager
+def task_access(job: IngestJob) -> Iterator[ClusterAccess]:
+    """This process's access to the job's cluster, for one task of a worker."""
+    try:
+        yield cluster_access(job)
+    except BaseException:
+        # The next task has another one: of a cluster that was made again since, under the same name, this one finds its
+        # table log lost for good.
+        if (access := _accesses.pop(_key_of(job), None)) is not None:
+            access.close()
+        raise
+
+
+def _key_of(job: IngestJob) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    return job.bootstrap, job.cluster, job.settings
+
+
 def cluster_access(job: IngestJob) -> ClusterAccess:
     """This process's access to the job's cluster."""
-    key = (job.bootstrap, job.cluster, job.settings)
+    key = _key_of(job)
     if key not in _accesses:
         # Not created at import: Spark forks its workers from a process that may have imported this module.
         _accesses[key] = ClusterAccess(KafkaLog(job.bootstrap, dict(job.settings)), Topics(job.cluster))

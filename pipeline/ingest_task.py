@@ -19,7 +19,7 @@ from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, R
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
+from headrace.pipeline.cluster_access import ClusterAccess, task_access
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.offset_ranges import offset_range_reader
@@ -56,9 +56,9 @@ def read_records(
     route rows by one slot table; None is the newest.
     """
     begin_task()
-    access = cluster_access(job)
-    access.begin_task(None if slot_table is None else SlotTable.from_bytes(slot_table))
-    yield from ingest_partition(rebatch(offset_range_reader(job).read(offset_range)), job, access, query, batch)
+    with task_access(job) as access:
+        access.begin_task(None if slot_table is None else SlotTable.from_bytes(slot_table))
+        yield from ingest_partition(rebatch(offset_range_reader(job).read(offset_range)), job, access, query, batch)
 
 
 def ingest_partition(
