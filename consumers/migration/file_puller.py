@@ -70,7 +70,7 @@ class FilePuller:
         on_idle: Callable[[], None] = lambda: None,
         busy_share: float = 1.0,
     ) -> None:
-        """`pool` runs the fetches, at most `fetches_max` at once. `on_idle` is called when nothing is left to do.
+        """`pool` runs the fetches, at most `fetches_max` at once. `on_idle` is called when nothing is left to do now.
 
         `busy_share`: see YieldingRate, for files that are copied ahead.
         """
@@ -86,12 +86,10 @@ class FilePuller:
         self._active: set[tuple[str, str]] = set()
         self._ahead: set[tuple[str, str]] = set()
         self._alone: set[tuple[str, str]] = set()
-        self._ahead_number = 0
-        self._ahead_full = False
+        self._ahead_number, self._ahead_full = 0, False
         self._staged: dict[Group, dict[str, _Staged]] = {}
         self._attaching: set[Group] = set()
-        self._workers = 0
-        self._stopped = False
+        self._workers, self._stopped = 0, False
         self._retry_at_s: dict[tuple[str, str], float] = {}
         self._distrusted_until_s: dict[tuple[str, str], float] = {}
         self._expected_since_s: dict[tuple[str, str], float] = {}
@@ -100,8 +98,7 @@ class FilePuller:
         self._swept: set[str] = set()
         self._faults: dict[str, tuple[float, str]] = {}
         self._logged_s: dict[str, float] = {}
-        self.errors = 0
-        self.files = 0
+        self.errors = self.files = 0
         self.disk_fault = ""
 
     def want(self, files: Sequence[WantedFile]) -> None:
@@ -153,7 +150,9 @@ class FilePuller:
             self._stopped = True
 
     def _work(self) -> None:
+        worked = False
         while files := self._next():
+            worked = True
             together = self._stage_together(files) if len(files) > 1 else {}
             staged = list[_Staged]()
             for file in self._put_back(files, together):
@@ -169,7 +168,9 @@ class FilePuller:
                     self._end(file, found)
             if staged:
                 self._attach(staged)
-        self._on_idle()
+        # Whoever is woken asks for files in a pause again: without end, if a worker that finds no others woke them.
+        if worked:
+            self._on_idle()
 
     def _end(self, file: WantedFile, pause_s: float) -> None:
         """An attempt has ended; the file is tried again after a pause, if it is due then."""
@@ -267,8 +268,10 @@ class FilePuller:
                 self._due = {key: due for key, due in self._due.items() if not due.ahead}
         except (HeadraceError, TransferStopped) as error:
             _log.debug("file not copied ahead", group=file.group.name, file=file.entry.name, error=str(error))
-        with self._lock:
-            self._ahead.add(file.key)
+        finally:
+            # Whatever went wrong: one that counted as left would hold up the change.
+            with self._lock:
+                self._ahead.add(file.key)
 
     def _attach(self, staged: Sequence[_Staged]) -> None:
         """Attach files of one group, with those that others fetch meanwhile; or leave it to the worker that is about it."""
@@ -279,7 +282,6 @@ class FilePuller:
                 return
             self._attaching.add(group)
         while batch := self._take_staged(group):
-            pauses: Mapping[str, float] = {}
             try:
                 pauses = self._attach_together(group, batch)
             except Exception:
@@ -324,8 +326,7 @@ class FilePuller:
         Returns its node, empty when it was staged already, and whether its bytes were verified and synced. Raises
         NoSource, StoreFull, StoreUnwritable, TransferStopped.
         """
-        staging, refusals = file.group.store.staging_directory, list[str]()
-        gone, merged = set[str](), set[str]()
+        staging, refusals, gone, merged = file.group.store.staging_directory, list[str](), set[str](), set[str]()
         if file.is_staged:
             return "", False
         now_s = self._clock.monotonic_s()
@@ -333,8 +334,7 @@ class FilePuller:
             if now_s < self._distrusted_until_s.get((file.entry.content_digest, node), 0.0):
                 refusals.append(f"{node} has sent wrong bytes")
                 continue
-            source = self._environment.source(node, key)
-            if source is None:
+            if (source := self._environment.source(node, key)) is None:
                 refusals.append(f"{node} is not online")
                 continue
             try:

@@ -1,0 +1,68 @@
+"""Files that do not come cost nothing while they are in a pause, and hold up no change."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from headrace.consumers.migration.file_puller import RETRY_S, FilePuller
+from headrace.consumers.migration.puller import SlotPuller
+from headrace.consumers.migration.wanted_file import WantedFile
+from headrace.schemas.group_changes import GroupKey
+from tests.unit.migration.moves import CHANGE, LIMITS, TARGET, InlineExecutor, Moves, topic_of
+
+pytestmark = pytest.mark.slow(1.5)
+
+
+def awaited_file(moves: Moves) -> WantedFile:
+    """A file that a member awaits, and that nobody gives."""
+    moves.turns("n4", count=3)
+    group = moves.nodes["n3"].groups[topic_of(TARGET)]
+    return WantedFile(topic_of(TARGET), group, group.store.awaited()[0], (("n2", GroupKey("n2", 1)),))
+
+
+def test_nobody_is_woken_while_all_files_are_in_a_pause(moves: Moves) -> None:
+    """A puller that is woken asks for the same files again: each of its turns would cause the next one."""
+    file, node, woken = awaited_file(moves), moves.nodes["n3"], list[None]()
+    moves.nodes["n2"].leave()
+    files = FilePuller(node, InlineExecutor(), 2, node.puller.rate, node.clock, lambda: woken.append(None))
+    for _ in range(5):
+        files.want([file])
+    assert (1, 1) == (files.errors, len(woken))
+    node.clock.now_s += RETRY_S
+    files.want([file])
+    assert (2, 2) == (files.errors, len(woken))
+
+
+def test_a_puller_whose_donors_are_offline_waits(moves: Moves) -> None:
+    """Its thread takes a turn each tenth of a second, and none in between."""
+    node, turns = moves.nodes["n3"], list[None]()
+    moves.turns("n4", count=3)
+    assert node.target.store.awaited()
+    for each in moves.nodes.values():
+        each.leave()
+    puller = SlotPuller(node, LIMITS, ThreadPoolExecutor(4))
+    turn = puller.turn
+    puller._task._run_once = lambda: (turns.append(None), turn())[0]
+    puller.start()
+    puller._task.stopping.wait(1.0)
+    puller.stop()
+    assert 2 <= len(turns) <= 40
+
+
+def test_a_file_that_cannot_be_copied_ahead_for_any_reason_is_tried_once(moves: Moves) -> None:
+    """Left, it would keep the group from its report of the first phase, for as long as the fault lasts."""
+    node, donor = moves.nodes["n3"], GroupKey("n2", 1)
+    entry = moves.nodes["n2"].groups[topic_of(donor)].store.segments()[0]
+    file = WantedFile(topic_of(TARGET), node.target, entry, (("n2", donor),), ahead=True)
+
+    def broken(*_arguments: object) -> Any:
+        raise ZeroDivisionError("a fault that nobody foresees")
+
+    node.source = broken  # type: ignore[method-assign]
+    files = FilePuller(node, InlineExecutor(), 2, node.puller.rate, node.clock)
+    files.begin_ahead(CHANGE.number)
+    files.want([file])
+    assert files.was_tried_ahead(*file.key)
