@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from headrace.connectors.files import PARTIAL_SUFFIX
 from headrace.consumers.migration.copies_ahead import CopyNote
@@ -241,12 +242,13 @@ class PresentFiles:
 
     # A list of the catalogue for each request would cost more than the request: files are asked for one by one.
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Group, dict[str, SegmentEntry]]] = {}
+        # A group that has gone must not stay in memory, with its rows and its last catalogue.
+        self._known: WeakKeyDictionary[Group, dict[str, SegmentEntry]] = WeakKeyDictionary()
 
     def find(self, group: Group, content_digest: str) -> SegmentEntry:
         """The file of a group that is here with some content; it may go at any time. Raises FileGone."""
-        known, entries = self._known.get(group.key, (None, {}))
-        if known is not group or content_digest not in entries:
+        entries = self._known.get(group, {})
+        if content_digest not in entries:
             entries = self.look(group)
         if (entry := entries.get(content_digest)) is None:
             raise FileGone(f"group {group.name} has no file {content_digest} here", action="ask another member")
@@ -256,7 +258,7 @@ class PresentFiles:
         """All files of a group by their content, as of now."""
         present = (*group.store.segments(), *(entry for entry in group.store.cut_files() if not entry.awaited))
         entries = {entry.content_digest: entry for entry in present}
-        self._known[group.key] = (group, entries)
+        self._known[group] = entries
         return entries
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from headrace.consumers.migration.cut_source import PresentFiles
 from headrace.consumers.migration.file_puller import RETRY_S, FilePuller
 from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.migration.wanted_file import WantedFile
@@ -66,3 +69,17 @@ def test_a_file_that_cannot_be_copied_ahead_for_any_reason_is_tried_once(moves: 
     files.begin_ahead(CHANGE.number)
     files.want([file])
     assert files.was_tried_ahead(*file.key)
+
+
+def test_a_group_that_has_gone_is_not_kept_by_what_was_asked_of_it(moves: Moves) -> None:
+    """With each change of members other groups come and go, and each has rows in memory."""
+    moves.turns(count=10)
+    files, node = PresentFiles(), moves.nodes["n1"]
+    topic, group = next(iter(node.groups.items()))
+    assert files.find(group, group.store.segments()[0].content_digest)
+    gone = weakref.ref(node.groups.pop(topic))
+    group.store.close()
+    del group
+    node.puller = node.new_puller()
+    gc.collect()
+    assert None is gone()
