@@ -202,6 +202,8 @@ class GapSeeker:
 
     def seek(self, base: LogBase, stopped: Callable[[], bool] = lambda: False) -> LogBase | None:
         """The first gap in the log so far that is neither `base` nor older; None while there is none."""
+        # Writers may append all the time: other groups are searched, too.
+        end = self._log.describe(self._topic).end
         while not stopped() and (records := self._reader.poll(POLL_RECORDS, 0.2)):
             for record in records:
                 continuation = self._prefix.judge(record, record_digest(record.value))
@@ -214,6 +216,8 @@ class GapSeeker:
                 if continuation is Continuation.FOREIGN:
                     self._begin()
                     break
+            if self._reader.position(self._topic) >= end:
+                break
         return None
 
     def _begin(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import Record
 from headrace.consumers.recovery.gap_search import REGAIN_INTERVAL_S
 from headrace.consumers.recovery.log_gap import (
     GapRefused,
@@ -273,6 +274,24 @@ def test_a_search_finds_a_gap_behind_its_position(log: MemoryLog) -> None:
     gap = append_gap(log, log.describe(TOPIC).topic_id, 2)
     append_records(log, 20)
     assert gap == (seeker.seek(LogBase()) or seeker.seek(LogBase()))
+
+
+def test_a_search_ends_where_the_log_ended_when_it_began(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers append without a pause: one search without an end would keep all groups of a node from theirs."""
+    append_records(log, 3)
+    seeker, polls = GapSeeker(log, TOPIC), list[int]()
+    poll = seeker._reader.poll
+
+    def fed(records_max: int, timeout_s: float) -> list[Record]:
+        append_records(log, 1)
+        polls.append(1)
+        assert len(polls) < 10
+        return poll(records_max, timeout_s)
+
+    monkeypatch.setattr(seeker._reader, "poll", fed)
+    assert seeker.seek(LogBase()) is None
+    gap = append_gap(log, log.describe(TOPIC).topic_id, 2)
+    assert gap == seeker.seek(LogBase()), "the next one continues"
 
 
 def test_a_gap_and_its_place_outlive_a_restart(log: MemoryLog) -> None:
