@@ -113,16 +113,22 @@ class ClusterTopics:
     def _renew(self, topic: str) -> None:
         """Create a topic that has gone, if nothing is lost with it: nodes send their statuses again and again."""
         if self._needed[topic] is STATUS:
-            _log.warning("topic created again", topic=topic)
-            self._log.create_topic(topic, created_with(self._wanted(topic)), copies=self._copies.count)
+            try:
+                self._log.create_topic(topic, created_with(self._wanted(topic)), copies=self._copies.count)
+            except (AccessDenied, TopicSettingsRefused) as error:
+                # A warning, as for the other topics, which are checked all the same.
+                self._remarked[topic] = [f"does not exist any more, and was not created again: {error}"]
+            else:
+                _log.warning("topic created again", topic=topic)
 
     def show(self) -> None:
         """Renew the warnings, and log what is new among them."""
         # One line for all topics of one trouble.
         topics: dict[str, list[str]] = {}
-        for topic, texts in self._remarked.items():
-            for text in texts:
-                topics.setdefault(text, []).append(topic)
+        with self._lock:
+            for topic, texts in self._remarked.items():
+                for text in texts:
+                    topics.setdefault(text, []).append(topic)
         lines = tuple(f"{', '.join(sorted(named))}: {text}" for text, named in sorted(topics.items()))
         for line in lines:
             if line not in self.warnings:

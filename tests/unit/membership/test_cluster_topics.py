@@ -6,7 +6,7 @@ import pytest
 
 from headrace.connectors.log.closing import CLOSED_BYTES, SIZE_SETTING
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import TopicMissing
+from headrace.connectors.log.port import AccessDenied, TopicMissing
 from headrace.connectors.log.topic_settings import FORWARD, STATUS, TABLE, TopicSettings, created_with
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
@@ -81,6 +81,28 @@ def test_a_topic_of_statuses_that_is_gone_is_made_again() -> None:
     for topic in (TOPICS.table, TOPICS.forward("n1")):
         with pytest.raises(TopicMissing):
             log.configuration(topic)
+
+
+def test_a_topic_of_statuses_that_may_not_be_made_again_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is ready without it, so an operator has to see why. The other topics are checked all the same."""
+    log = MemoryLog()
+    cluster_topics = join(log)
+    log.delete_topic(TOPICS.status)
+    log.topic(TOPICS.forward("n2")).settings["retention.ms"] = WEEK
+
+    def denied(topic: str, *_settings: object, **_options: object) -> None:
+        raise AccessDenied(f"topic {topic} may not be created", topic=topic)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "create_topic", denied)
+        cluster_topics.check()
+    assert (
+        "c.status: does not exist any more, and was not created again: topic c.status may not be created",
+    ) == cluster_topics.warnings
+    assert "-1" == settings_of(log, TOPICS.forward("n2"))["retention.ms"]
+    cluster_topics.check()
+    cluster_topics.check()
+    assert () == cluster_topics.warnings
 
 
 def test_a_log_without_its_first_records_is_a_warning() -> None:
