@@ -8,6 +8,7 @@ unequal size: it gives every group about the same number of bytes.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -128,7 +129,7 @@ class ByteBalancer:
         return loads
 
     def _even_out(self, owners: Owners, nodes: int, joiner: int | None = None) -> Moves:
-        moved, loads, moves = owners.copy(), self._loads(owners, nodes), Moves()
+        loads, moves, left = self._loads(owners, nodes), Moves(), self._by_weight(owners, nodes)
         mean, exhausted = sum(loads) / nodes, set[int]()
         # A group of data either gives or takes in one change: its log could not have both in one order.
         gave, took = set[int](), set[int]()
@@ -139,31 +140,40 @@ class ByteBalancer:
             most = max(loads) if joiner is None else mean
             givers = [node for node in range(nodes) if node != taker and node not in exhausted | took]
             if not givers or most - loads[taker] <= self._tolerance * mean:
-                # A slot may have come back to where it was.
-                return {slot: owner for slot, owner in moves.items() if owners[slot] != owner}
+                return moves
             giver = max(givers, key=lambda node: (loads[node], -node))
-            slot = self._best(np.flatnonzero(moved == giver), loads[giver], loads[taker], mean)
-            if slot is None:
+            place = _best(left[giver], loads[giver], loads[taker], mean)
+            if place is None:
                 exhausted.add(giver)
                 continue
-            weight = int(self._weights[slot])
             gave.add(giver)
             took.add(taker)
-            moved[slot], moves[slot] = taker, taker
+            weight, slot = left[giver].pop(place)
+            moves[slot] = taker
             loads[giver] -= weight
             loads[taker] += weight
 
-    def _best(self, slots: npt.NDArray[np.int64], giver: int, taker: int, mean: float) -> int | None:
-        """The largest slot that takes neither side across the mean, else the smallest that still evens them out."""
-        if not len(slots):
-            return None
-        weights = self._weights[slots]
-        fitting = weights <= min(giver - mean, mean - taker)
-        if fitting.any():
-            # Of equal slots the last.
-            return int(slots[fitting][::-1][np.argmax(weights[fitting][::-1])])
-        smallest = int(slots[::-1][np.argmin(weights[::-1])])
-        return smallest if taker + int(self._weights[smallest]) < giver else None
+    def _by_weight(self, owners: Owners, nodes: int) -> list[list[tuple[int, int]]]:
+        """(weight, slot) of the slots of each node, ascending."""
+        return [sorted(zip(self._weights[slots].tolist(), slots, strict=True)) for slots in _shares(owners, nodes)]
+
+
+def _best(slots: Sequence[tuple[int, int]], giver: int, taker: int, mean: float) -> int | None:
+    """The place of the largest slot that takes neither side across the mean, else of the smallest that evens them out.
+
+    `slots` are (weight, slot), ascending. Of equal slots it is the last. None where no slot does either.
+    """
+    if not slots:
+        return None
+    fitting = bisect_right(slots, min(giver - mean, mean - taker), key=_weight)
+    if fitting:
+        return fitting - 1
+    smallest, _ = slots[0]
+    return bisect_right(slots, smallest, key=_weight) - 1 if taker + smallest < giver else None
+
+
+def _weight(slot: tuple[int, int]) -> int:
+    return slot[0]
 
 
 def _shares(owners: Owners, nodes: int) -> list[list[int]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
+
 from headrace.consumers.membership.groups import formal_add, formal_remove, pre_add, pre_remove
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.membership_records import ChangeKind, PreDone
@@ -84,11 +86,10 @@ class RunningChange:
     @cached_property
     def gained(self) -> dict[str, int]:
         """The slots that each group gains, as bits, in ring order."""
-        slots: dict[str, int] = {}
+        slots: dict[str, list[int]] = {}
         for slot, _ in self.table.moved:
-            holder = self.table.holder(slot)
-            slots[holder] = slots.get(holder, 0) | 1 << slot
-        return {header: slots[header] for header in self.table.headers if header in slots}
+            slots.setdefault(self.table.holder(slot), []).append(slot)
+        return {header: bits_of(slots[header]) for header in self.table.headers if header in slots}
 
     def due_from(self, node: str) -> int:
         """The slots that a node must report as done, as bits."""
@@ -178,7 +179,11 @@ def _formal(change: RunningChange, members: tuple[str, ...]) -> tuple[str, ...]:
 
 def bits_of(slots: Iterable[int]) -> int:
     """Slots as the bits of a number."""
-    return _union(1 << slot for slot in slots)
+    numbers = np.fromiter(slots, np.int64)
+    # All at once: a number of a million bits is copied with each bit that is added.
+    marks = np.zeros(numbers.max(initial=-1) + 1, np.bool_)
+    marks[numbers] = True
+    return int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little")
 
 
 def _union(parts: Iterable[int]) -> int:

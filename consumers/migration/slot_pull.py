@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.consumers.membership.running_change import RunningChange
+from headrace.consumers.membership.running_change import RunningChange, bits_of
 from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.store import SegmentEntry
 from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition
@@ -155,8 +155,7 @@ def _covers(entry: SegmentEntry, load: Load) -> bool:
 
 def is_reported(change: RunningChange, node: str, slots: Iterable[int]) -> bool:
     """Whether a node's report of all these slots counts."""
-    received = dict(change.received).get(node, 0)
-    return all(received >> slot & 1 for slot in slots)
+    return not bits_of(slots) & ~dict(change.received).get(node, 0)
 
 
 def slots_of_bits(bits: int) -> frozenset[int]:

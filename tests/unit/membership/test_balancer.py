@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.consumers.membership import SLOTS_MAX
 from headrace.consumers.membership.balancer import BYTE_TOLERANCE, ByteBalancer, SlotCountBalancer
 from headrace.consumers.membership.ring import RingNode
+from headrace.consumers.membership.running_change import RunningChange, bits_of
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration.slot_pull import is_reported, slots_of_bits
+from headrace.schemas.membership_records import ChangeKind
 
 NODES = [RingNode(name, place) for place, name in enumerate("abcd")]
 
@@ -94,3 +100,29 @@ def test_a_balanced_cluster_stays(balancer: ByteBalancer | SlotCountBalancer) ->
     """A second balance moves nothing: nothing moves for ever."""
     table = SlotTable.create(NODES, 1, 400).balance(balancer)
     assert () == table.balance(balancer).moved
+
+
+def test_a_balance_by_bytes_takes_a_time_that_grows_with_the_slots() -> None:
+    """The leader of the metadata group does nothing else meanwhile, and it grew with their square."""
+    sizes = [1 + slot * slot % 9_973 for slot in range(200_000)]
+    table, began_s = SlotTable.create(NODES, 1, len(sizes)), time.process_time()
+    after = table.add_node(RingNode("e", 9), ByteBalancer(sizes))
+    assert time.process_time() - began_s < 5.0
+    found, share = loads(after, sizes), sum(sizes) / 5
+    assert share * (1 - BYTE_TOLERANCE) <= found["e"] <= share
+
+
+def test_the_state_of_a_change_of_a_million_slots_is_quick() -> None:
+    """Each reader computes it again at each record of a change."""
+    table = SlotTable.create(NODES, 1, SLOTS_MAX)
+    joined = table.add_node(RingNode("e", 9))
+    change = RunningChange(1, "r", ChangeKind.ADD, "e", "s", table, joined, formal=True)
+    began_s = time.process_time()
+    slots = joined.slots_of("e")
+    done = change.with_received("e", bits_of(slots))
+    assert is_reported(done, "e", slots)
+    assert done.migrated
+    assert len(slots) == done.slots_done
+    assert time.process_time() - began_s < 2.5
+    assert frozenset(slots) == slots_of_bits(done.gained["e"])
+    assert 0 == bits_of(())
