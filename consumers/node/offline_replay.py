@@ -17,12 +17,18 @@ from pathlib import Path
 import structlog
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import DirectoryLock, fsync_directory, has_no_space
+from headrace.connectors.files import (
+    LOCK_NAME,
+    DirectoryLock,
+    create_directories,
+    fsync_directory,
+    has_no_space,
+)
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
-from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.replay_files import ReplayFiles
 from headrace.consumers.node.settings import IDENTITY_FILE, ServerSettings
@@ -93,10 +99,10 @@ def replay(
     try:
         with unfinished_directory(directory.with_name(directory.name + PARTIAL_SUFFIX)) as partial:
             result = _build(with_node(settings, data_dir=str(partial)), on_progress, log)
+        # Under the lock: a node that started before it would lose its directory while it runs.
+        _swap(directory, partial)
     finally:
-        if lock is not None:
-            lock.release()
-    _swap(directory, partial)
+        lock.release()
     return result
 
 
@@ -156,15 +162,17 @@ def with_node(settings: ServerSettings, **changed: object) -> ServerSettings:
     return settings.model_copy(update={"node": settings.node.model_copy(update=changed)})
 
 
-def _claim(directory: Path, settings: ServerSettings, may_replace: bool) -> DirectoryLock | None:
-    """Lock the old directory, if there is one, so that no node opens it meanwhile."""
-    if not directory.exists() or not any(directory.iterdir()):
-        return None
-    lock = DirectoryLock(directory, purpose="data directory")
+def _claim(directory: Path, settings: ServerSettings, may_replace: bool) -> DirectoryLock:
+    """Lock the old directory, so that no node opens it meanwhile; also one that does not exist yet, which is made."""
+    try:
+        lock = DirectoryLock(create_directories(directory), purpose="data directory")
+    except OSError as error:
+        raise DataDirectoryUnusable.because(directory, error) from error
     try:
         if (directory / IDENTITY_FILE).exists():
             Identity.load(directory, settings.cluster.name, settings.node.id)
-        if not may_replace:
+        # A replay that was killed leaves the lock file.
+        if not may_replace and any(each.name != LOCK_NAME for each in directory.iterdir()):
             raise DirectoryNotEmpty(
                 f"data directory {directory} is not empty", action="add --replace to rebuild it, or name another one"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from headrace._member_views import LogView
 from headrace.admin_client import AdminClient
+from headrace.connectors.files import DirectoryHeld, DirectoryLock, create_directories
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node import offline_replay
@@ -127,3 +129,33 @@ def test_a_log_that_was_trimmed_is_refused_at_once(nodes: Nodes) -> None:
     with pytest.raises(LogIncomplete, match="group n1: the log was trimmed: it begins at offset 1") as raised:
         replayed(nodes, "n3")
     assert "start the node instead" in raised.value.action
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_no_node_starts_on_a_directory_that_a_replay_will_replace(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """A service manager starts it again and again. Its directory would be moved away while it runs, and deleted."""
+    nodes.stop("n3")
+    settings, swap, found = nodes.settings("n3"), offline_replay._swap, set[bool]()
+    directory = settings.node.data_directory
+    if not begun:
+        shutil.rmtree(directory)
+
+    def look() -> None:
+        try:
+            DirectoryLock(create_directories(directory)).release()
+        except DirectoryHeld:
+            found.add(True)
+        else:
+            found.add(False)
+
+    def look_and_swap(directory: Path, partial: Path) -> None:
+        look()
+        swap(directory, partial)
+
+    monkeypatch.setattr(offline_replay, "_swap", look_and_swap)
+    replay(settings, may_replace=begun, on_progress=lambda _done, _total: look(), log=nodes.log)
+    assert {True} == found
+    nodes.start("n3")
+    nodes.holds_everything("n3")
