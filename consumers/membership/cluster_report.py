@@ -109,7 +109,8 @@ class ClusterReport:
         return leader.node if leader is not None and (leader.node, leader.incarnation) in runs else None
 
     def _node(self, node: str, position: int) -> dict[str, Any]:
-        statuses = [each.status for (_, name), each in self._statuses.received.items() if name == node]
+        # A copy of the items: the receiving thread adds members meanwhile.
+        statuses = [each.status for (_, name), each in list(self._statuses.received.items()) if name == node]
         online = [status for status in self._live if status.node == node]
         present = [each for each in self._statuses.presences() if each.node == node]
         addresses = [*(each.http for each in present), *(each.http for each in (*online, *statuses))]

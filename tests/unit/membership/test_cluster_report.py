@@ -54,6 +54,29 @@ def test_a_group_names_the_member_that_keeps_it_from_the_new_ones() -> None:
     assert ["group n1: node n4, journal: no space"] == waiting_for()
 
 
+def test_a_status_of_a_new_member_that_comes_while_nodes_are_listed_ends_no_report() -> None:
+    """Another thread receives it. The answer was an error of the node, and so were its metrics."""
+    table, detector, comes = SlotTable.create(("n1", "n2"), 2, 12), FailureDetector(), list[str]()
+
+    class Received(str):
+        """A name at whose comparison another status comes."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            if comes:
+                detector.observe(1_000, replace(STATUS, node="n3", group=comes.pop()))
+            return str.__eq__(self, other)
+
+    detector.observe(1_000, replace(STATUS, node=Received("n1"), http="http://h"))
+    detector.observe(1_000, replace(STATUS, node=Received("n3")))
+    report = ClusterReport(MembershipState(records=1, table=table), detector)
+    comes.append("another")
+    assert ["http://h", ""] == [report._node(node, 0)["http"] for node in ("n1", "n2")]
+    assert [] == comes
+
+
 def test_what_an_operator_can_end_is_named_first() -> None:
     """Of groups, and of the members of one. Behind it come causes that end by themselves, and groups without any."""
     base = SlotTable.create(("n1", "n2", "n3"), 2, 12)
