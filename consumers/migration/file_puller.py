@@ -108,12 +108,13 @@ class FilePuller:
             self._due = {file.key: file for file in reversed(files) if file.key not in self._active}
             for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s):
                 for key in kept.keys() - keys:
-                    del kept[key]
+                    kept.pop(key, None)
             topics = {file.topic for file in files}
-            self._faults = {topic: fault for topic, fault in self._faults.items() if topic in topics}
+            # Copies: workers note meanwhile what they find.
+            self._faults = {topic: fault for topic, fault in list(self._faults.items()) if topic in topics}
             self._swept -= topics
             self._alone &= keys
-            self._logged_s = {topic: logged_s for topic, logged_s in self._logged_s.items() if topic in topics}
+            self._logged_s = {topic: at_s for topic, at_s in list(self._logged_s.items()) if topic in topics}
             if not files:
                 self.disk_fault = ""
             started = max(0, min(len(files), self._fetches_max) - self._workers)
@@ -293,8 +294,7 @@ class FilePuller:
     def _take_staged(self, group: Group) -> dict[str, _Staged]:
         """What was staged meanwhile; nothing ends the attaching."""
         with self._lock:
-            batch = self._staged.pop(group, {})
-            if not batch:
+            if not (batch := self._staged.pop(group, {})):
                 self._attaching.discard(group)
             return batch
 

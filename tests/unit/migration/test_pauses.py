@@ -83,3 +83,26 @@ def test_a_group_that_has_gone_is_not_kept_by_what_was_asked_of_it(moves: Moves)
     node.puller = node.new_puller()
     gc.collect()
     assert None is gone()
+
+
+def test_a_fault_that_a_worker_notes_while_files_are_given_ends_no_turn(moves: Moves) -> None:
+    """The thread of the puller looks through them, and its turn ended with an error."""
+    file, node, noted = awaited_file(moves), moves.nodes["n3"], list[str]()
+    files = FilePuller(node, InlineExecutor(), 2, node.puller.rate, node.clock)
+
+    class Topic(str):
+        """A topic at whose look another fault is noted."""
+
+        __slots__ = ()
+        __eq__ = str.__eq__
+
+        def __hash__(self) -> int:
+            if noted:
+                files._faults[noted.pop()] = 0.0, "offline"
+            return str.__hash__(self)
+
+    files._faults = {Topic("a"): (0.0, "offline"), Topic(file.topic): (0.0, "offline")}
+    noted.append("another")
+    files.want([file])
+    assert [] == noted
+    assert "offline" != files.fault("a")
