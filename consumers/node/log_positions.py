@@ -4,6 +4,7 @@ start.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 
@@ -18,7 +19,7 @@ from headrace.consumers.replication.log_consumer import LogConsumer
 
 
 class LogPositions:
-    """The positions of all groups of one node, by the topic of their log."""
+    """The positions of all groups of one node, by the topic of their log. Safe to share between threads."""
 
     def __init__(
         self,
@@ -28,6 +29,8 @@ class LogPositions:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._clock = clock
+        # What is known of one group changes together: whoever finds it at the end of its log looks at several values.
+        self._lock = threading.Lock()
         self._groups = groups
         self._log_consumer = log_consumer
         self._ends = ByTopic(ends)
@@ -50,30 +53,28 @@ class LogPositions:
     def admit(self, topic: str, end: int) -> None:
         """A group comes, whose log ends at an offset."""
         self.dismiss(topic)
-        self._ends[topic] = end
-        self._ends_known.add(topic)
-        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
+        with self._lock:
+            self._ends[topic] = end
+            self._ends_known.add(topic)
+            self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
 
     def dismiss(self, topic: str) -> None:
         """A group has gone."""
-        # Counted, and never forgotten: an answer about the end that is still on its way must not count for the next
-        # group of this topic.
-        self._restarts[topic] += 1
-        self._reached.discard(topic)
-        self._ends_known.discard(topic)
-        self.data_age.restart(topic)
-        for known in (self._ends, self._log_progress, self._held_back):
-            known.pop(topic, None)
+        with self._lock:
+            self._forget_end(topic)
+            for known in (self._ends, self._log_progress, self._held_back):
+                known.pop(topic, None)
 
     def note_end(self, topic: str, end: int, restarts: int) -> None:
         """The log has answered, and ends at an offset. `restarts` are those of before it was asked."""
         self._log_answered_s = self._clock.monotonic_s()
-        # The answer may take seconds, and the data of the group may be replaced meanwhile: see `restart`.
-        if restarts != self._restarts[topic]:
-            return
-        self._ends[topic] = end
-        self._ends_known.add(topic)
-        self._log_progress[topic].note(self._log_consumer.position(topic))
+        with self._lock:
+            # The answer may take seconds, and the data of the group may be replaced meanwhile: see `restart`.
+            if restarts != self._restarts[topic]:
+                return
+            self._ends[topic] = end
+            self._ends_known.add(topic)
+            self._log_progress[topic].note(self._log_consumer.position(topic))
 
     def note_held_back(self, topic: str, offsets: int) -> None:
         """Note how many offsets of a log are held back by an open transaction."""
@@ -102,23 +103,30 @@ class LogPositions:
         # Once reached it stays so: under load a follower is always some records behind, and must not leave
         # sync for that.
         if topic not in self._reached:
-            # A log that was cut before an accepted gap is not the one that the count of its records rests on.
-            end = max(self._ends[topic], self._log_consumer.needed_end(topic))
-            read = self._log_consumer.position(topic) >= end
-            applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
-            if read and applied and topic in self._ends_known:
-                self._reached.add(topic)
+            with self._lock:
+                # A log that was cut before an accepted gap is not the one that the count of its records rests on.
+                end = max(self._ends[topic], self._log_consumer.needed_end(topic))
+                read = self._log_consumer.position(topic) >= end
+                applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
+                if read and applied and topic in self._ends_known:
+                    self._reached.add(topic)
         return topic in self._reached
 
     def restart(self, topic: str) -> None:
         """The group begins to follow its log again: it is in sync only once it has reached the end."""
+        with self._lock:
+            self._forget_end(topic)
+            self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
+
+    def _forget_end(self, topic: str) -> None:
+        # Counted, and never forgotten: an answer about the end that is still on its way must not count for the next
+        # group of this topic.
         self._restarts[topic] += 1
         self._reached.discard(topic)
         self.data_age.restart(topic)
         # The end that is known was read before this node's data was replaced: the files of another member may reach
         # it, and still not what this node has served since.
         self._ends_known.discard(topic)
-        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
 
     def lag_reason(self, topic: str) -> str:
         """What keeps a group that has not caught up from the end of its log."""

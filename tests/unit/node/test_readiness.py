@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -62,6 +63,34 @@ def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> Non
     assert not positions.caught_up(TOPIC)
     positions.note_end(TOPIC, 10, positions.restarts(TOPIC))
     assert positions.caught_up(TOPIC)
+
+
+def test_a_group_that_is_replaced_while_somebody_looks_is_not_in_sync() -> None:
+    """The schedule: a thread has found it at the end of its log; its data is replaced; the thread notes what it found."""
+    group: Any = SimpleNamespace(applied=SimpleNamespace(offset=9), recovery=None)
+    consumer: Any = SimpleNamespace(
+        position=lambda _topic: 10, durable_offset=lambda _topic: 9, needed_end=lambda _topic: 10
+    )
+    looks, replaced = threading.Event(), threading.Event()
+
+    class Known(set[str]):
+        """Ends that are known, of which the look at one takes long."""
+
+        def __contains__(self, topic: object) -> bool:
+            found = super().__contains__(topic)
+            looks.set()
+            replaced.wait(0.3)
+            return found
+
+    positions = LogPositions({TOPIC: group}, consumer, {TOPIC: 10})
+    positions._ends_known = Known(positions._ends_known)
+    looking = threading.Thread(target=positions.caught_up, args=(TOPIC,))
+    looking.start()
+    assert looks.wait(5.0)
+    positions.restart(TOPIC)
+    replaced.set()
+    looking.join()
+    assert not positions.caught_up(TOPIC)
 
 
 def test_a_full_disk_is_named_where_people_look() -> None:
