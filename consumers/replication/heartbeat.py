@@ -54,8 +54,10 @@ _log = structlog.get_logger(__name__)
 class StatusReader:
     """Follows the status topic into a detector. Owned by one thread.
 
-    `senders`: the nodes that have sent a status since this reader was opened.
+    `senders`: the nodes that have sent a status since this reader was opened. `warns`: it logs records of no node.
     """
+
+    warns = False
 
     def __init__(self, log: Log, topic: str, receipts_kept: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
@@ -76,8 +78,7 @@ class StatusReader:
 
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
-        statuses = []
-        records = self._poll(timeout_s)
+        statuses, records = list[Status](), self._poll(timeout_s)
         received_ms = self._clock.boot_ns() // 1_000_000
         for record in records:
             recent = record.offset >= self._end
@@ -89,7 +90,10 @@ class StatusReader:
             except SchemaUnknown:
                 self._note_unread(record)
                 continue
-            except FrameInvalid:
+            except FrameInvalid as error:
+                # Once: whoever opens a reader gets those that were there again.
+                if self.warns and recent:
+                    _log.warning("a record cannot be read", topic=self._topic, offset=record.offset, error=str(error))
                 continue
             self.detector.observe(record.timestamp_ms, status, received_ms if recent else None)
             if recent:
@@ -189,12 +193,9 @@ class Heartbeat:
         statuses: Callable[[], Sequence[Status]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.node = node
-        self.incarnation = incarnation
-        self._log = log
-        self._topic = topic
-        self._statuses = statuses
-        self._clock = clock
+        self.node, self.incarnation = node, incarnation
+        self._log, self._topic = log, topic
+        self._statuses, self._clock = statuses, clock
         self._own_run = OwnRun(node, incarnation)
         self._sent = SentStatuses()
         self._appender: Appender | None = None
@@ -204,8 +205,7 @@ class Heartbeat:
         self._sent_presence: tuple[Presence, float] | None = None
         self.presence: Callable[[], Presence] | None = None
         self.on_elder: Callable[[str], None] = lambda _http: None
-        self._read_back_ns = 0
-        self._fencings = 0
+        self._read_back_ns = self._fencings = 0
         self._threads = [
             threading.Thread(target=self._send, name="heartbeat-send", daemon=True),
             threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
@@ -360,6 +360,7 @@ class Heartbeat:
         try:
             if self._reader is None:
                 self._reader = StatusReader(self._log, self._topic, clock=self._clock)
+                self._reader.warns = True
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
             if self._own_run.look(self.detector.runs, self._clock.boot_ns() // 1_000_000):
@@ -377,10 +378,9 @@ class Heartbeat:
 
     def _warn_of_unread(self) -> None:
         """Name each node whose statuses cannot be read once in the log."""
-        for node in self.detector.unread_nodes():
-            if node not in self._warned:
-                self._warned.add(node)
-                _log.warning("statuses of a newer build", node=node, action="upgrade this node")
+        for node in sorted({*self.detector.unread_nodes()} - self._warned):
+            self._warned.add(node)
+            _log.warning("statuses of a newer build", node=node, action="upgrade this node")
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS
@@ -123,6 +124,24 @@ def test_a_status_from_a_time_to_come_does_not_keep_a_node_unfenced() -> None:
     assert not beat.fenced
     clock.now_s += OFFLINE_MS / 1_000
     assert beat.fenced
+    beat.stop()
+
+
+def test_a_foreign_record_among_the_statuses_is_logged_once() -> None:
+    """With its offset. Those that were there when a node starts were logged by the nodes of that time."""
+    log, clock = MemoryLog(), ManualClock()
+    beat = heartbeat_of(log, clock, "now")
+    log.store("status", b"of before", None, ())
+    with capture_logs() as logs:
+        beat.receive_turn()
+        log.store("status", b"no status", None, ())
+        beat.send_turn()
+        for _ in range(2):
+            beat.receive_turn()
+    assert [("a record cannot be read", "status", 1)] == [
+        (each["event"], each["topic"], each["offset"]) for each in logs
+    ]
+    assert not beat.fenced
     beat.stop()
 
 
