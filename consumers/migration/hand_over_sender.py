@@ -70,13 +70,14 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Target:
-    """What the sender knows of one next holder."""
+    """What the sender knows of one next holder. `logged`: the failure that was logged since it has accepted a record."""
 
     sent: _Sent = _Sent()
     topic_id: str = ""
     checked_s: float = 0.0
     retry_after_s: float = 0.0
     failure: str = ""
+    logged: str = ""
 
 
 class HandOverSender:
@@ -145,7 +146,10 @@ class HandOverSender:
         target.sent = target.sent.with_accepted(max(shown, due[0].previous), self._clock.monotonic_s())
         self._send(target, view, [each for each in due if each.position > target.sent.newest])
         known = [each.position for each in due if each.position <= shown]
-        return known[-1] if known else None
+        if not known:
+            return None
+        target.logged = ""
+        return known[-1]
 
     def _check_identity(self, target: _Target, topic: str) -> None:
         """Raises TopicMissing, and the errors of the log."""
@@ -208,7 +212,10 @@ class HandOverSender:
         self._appender.append(topic, value, headers=format_headers(needed_format), on_delivery=noted)
 
     def _note_failure(self, target: _Target, key: GroupKey, why: str) -> None:
-        _log.warning("hand-over not sent", group=self._origin.group, to=key.group, error=why)
+        # Once: a Kafka that is away may be so for hours, and it is tried each second.
+        if why != target.logged:
+            _log.warning("hand-over not sent", group=self._origin.group, to=key.group, error=why)
+            target.logged = why
         target.retry_after_s = self._clock.monotonic_s() + TARGET_RETRY_S
         target.checked_s = 0.0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import AppendFailed, LogTruncated
@@ -257,10 +258,15 @@ def test_only_members_of_this_very_topic_show_what_was_accepted(change: Callable
 
 
 def test_a_topic_that_is_missing_is_waited_for() -> None:
-    """The change that ends its group names another one; until then it is asked for once in a while."""
+    """The change that ends its group names another one; until then it is asked for once in a while, and logged once."""
     scene = Scene()
     scene.log.hidden.add(scene.taker.topic)
-    assert scene.turn() is None
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert scene.turn() is None
+            scene.time.now_s += TARGET_RETRY_S
+        assert scene.turn() is None
+    assert ["hand-over not sent"] == [each["event"] for each in logs if each["log_level"] == "warning"]
     scene.log.hidden.clear()
     assert [] == scene.arrived()
     scene.turn()
