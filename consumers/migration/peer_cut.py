@@ -30,6 +30,7 @@ from headrace.consumers.migration.cut_source import (
     SEGMENT_PART,
     SERIES_BYTES_HEADER,
     CutRefused,
+    FileGone,
     checked,
     write_series,
 )
@@ -107,9 +108,21 @@ class PeerCut:
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
-        segment, series = (staging / name for name in staged_names(entry.content_digest))
-        partial = segment.with_name(segment.name + PARTIAL_SUFFIX)
+        segment, _ = staged_names(entry.content_digest)
+        partial = staging / (segment + PARTIAL_SUFFIX)
         begun = partial.stat().st_size if partial.exists() else 0
+        try:
+            self._stage_from(begun, entry, partial, observer, loaded)
+        except CutRefused as error:
+            if not begun or error.kind != FileGone.__name__:
+                raise
+            # Its file of this content may have other bytes than that of the sender before, and end before them.
+            self._stage_from(0, entry, partial, observer, loaded)
+        return True
+
+    def _stage_from(self, begun: int, entry: SegmentEntry, partial: Path, observer: CopyObserver, loaded: int) -> None:
+        staging = partial.parent
+        segment, series = (staging / name for name in staged_names(entry.content_digest))
         # One request for both: with small files the requests cost more than the bytes.
         with translate_errors(staging), self._ask_file(entry, BOTH_PARTS, begun, loaded) as answer:
             data, found = self._series(answer, entry, observer)
@@ -122,7 +135,6 @@ class PeerCut:
             write_series(series, data)
             # Last: with its segment the staged file is complete.
             os.rename(partial, segment)
-        return True
 
     def stage_together(self, entries: Sequence[SegmentEntry], staging: Path, observer: CopyObserver) -> frozenset[str]:
         """See CutSource."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from headrace.connectors.files import PARTIAL_SUFFIX
 from headrace.consumers.migration.cut_source import PresentFiles
 from headrace.consumers.migration.file_puller import RETRY_S, FilePuller
 from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.migration.wanted_file import WantedFile
+from headrace.consumers.store import staged_names
 from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import CHANGE, LIMITS, TARGET, InlineExecutor, Moves, topic_of
 
@@ -106,3 +108,21 @@ def test_a_fault_that_a_worker_notes_while_files_are_given_ends_no_turn(moves: M
     files.want([file])
     assert [] == noted
     assert "offline" != files.fault("a")
+
+
+def test_a_partial_file_that_is_longer_than_that_of_its_next_sender_begins_again(
+    moves: Moves, one_by_one: None
+) -> None:
+    """Members that sealed with other builds have other bytes of one content. The first sender has died behind them."""
+    del one_by_one
+    node = moves.nodes["n4"]
+    staging = node.target.store.staging_directory
+    staging.mkdir(parents=True)
+    for name in ("n1", "n2", "n3"):
+        for group in moves.nodes[name].groups.values():
+            for entry in group.store.cut_files():
+                segment, _ = staged_names(entry.content_digest)
+                (staging / (segment + PARTIAL_SUFFIX)).write_bytes(bytes(entry.size_bytes + 9))
+    moves.turns("n4", count=4)
+    assert node.target.store.segments()
+    assert [] == node.target.store.awaited()
