@@ -23,7 +23,7 @@ def demo(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", metavar="D", parser=path_of, help="Directory of its data; without it a temporary one."
+            "--data-dir", metavar="D", parser=path_of, help="New directory of its data; without it a temporary one."
         ),
     ] = None,
     trucks: Annotated[int, typer.Option(min=1, max=5_000, help="Size of the fleet; an hour of readings each.")] = 300,

@@ -19,6 +19,7 @@ from headrace.demo.show import show_queries, show_summary
 from headrace.demo.spark import ingest
 from headrace.demo.stage import CLUSTER, DATABASE, FLEET_TOPIC, MACHINE_TOPIC, Stage
 from headrace.local_cluster import LocalCluster
+from headrace.terminal.command import UsageInvalid
 from headrace.terminal.output import Output
 from headrace.workload import cpu
 from headrace.workload.checksum import checksums, workload_checksums
@@ -31,8 +32,10 @@ ENVIRONMENT = {"HEADRACE__STORE__SEAL_AGE_MS": "15000", "HEADRACE__QUERY__MEMORY
 def run(output: Output, directory: Path | None, trucks: int, keep: bool) -> bool:
     """Run the demo; whether every promise held.
 
-    Unless `keep`, no process stays, and no file of a demo that held.
+    Unless `keep`, no process stays, and no file of a demo that held. Raises UsageInvalid for a directory in use.
     """
+    if directory is not None:
+        _require_empty(directory)
     place = directory or Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     stage = Stage(LocalCluster(place, CLUSTER, 3, ENVIRONMENT), output)
     done = False
@@ -51,6 +54,12 @@ def run(output: Output, directory: Path | None, trucks: int, keep: bool) -> bool
             else:
                 output.note(f"data and logs stay in {place}")
     return stage.ok
+
+
+def _require_empty(directory: Path) -> None:
+    """Refuse a directory with files: the demo wipes a node, stops the broker, and writes another `cluster.json`."""
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageInvalid(f"{directory} is not empty", action="the demo needs a directory of its own: name a new one")
 
 
 def _play(stage: Stage, trucks: int) -> None:
