@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from headrace._node_errors import not_a_node
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused
 from headrace.connectors.log.port import Log, TopicState
@@ -173,10 +174,7 @@ class NodeView:
                 action="upgrade this client",
             ) from error
         except (LookupError, TypeError, ValueError, FrameInvalid) as error:
-            raise NodeRefused(
-                f"{self._client.url} answers, and not as a node of this build does",
-                action="is this the address of a node?",
-            ) from error
+            raise not_a_node(self._client.url) from error
 
 
 def _shown(group: Mapping[str, Any]) -> _ShownGroup:

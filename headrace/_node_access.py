@@ -15,9 +15,10 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from headrace._access import RowWriter
+from headrace._node_errors import not_a_node
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.formats.time_rules import as_timestamps
-from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
+from headrace.connectors.http import AnswerCut, NodeUnreachable
 from headrace.node_client import NodeClient
 from headrace.producers.acks import QuorumTimeout
 from headrace.producers.sender import WriteFailed, WriteUnknown
@@ -58,10 +59,7 @@ class NodeSchemas:
         try:
             read_catalogue(document, self.catalogue)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise NodeRefused(
-                f"{self._node.url} answers, and not as a node of this build does",
-                action="is this the address of a node?",
-            ) from error
+            raise not_a_node(self._node.url) from error
 
 
 class NodeAccess:

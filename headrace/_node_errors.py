@@ -63,6 +63,11 @@ def raised_by_node(url: str, refusal: NodeRefused) -> HeadraceError:
     )
 
 
+def not_a_node(url: str) -> NodeRefused:
+    """The error for an answer that no node gives: of another service, or of a later build."""
+    return NodeRefused(f"{url} answers, and not as a node of this build does", action="is this the address of a node?")
+
+
 def _of_writer(kind: str, message: str, action: str, *, retriable: bool) -> HeadraceError:
     """An error that counts rows; the node's message has the number."""
     from headrace.producers.acks import QuorumTimeout

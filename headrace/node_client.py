@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from headrace._node_errors import raised_by_node
+from headrace._node_errors import not_a_node, raised_by_node
 from headrace._silence import SilentNode
-from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
+from headrace.connectors.http import (
+    AS_OF_HEADER,
+    QUERY_ID_HEADER,
+    NodeAnswer,
+    NodeRefused,
+    NodeUnreachable,
+    base_url,
+    request_node,
+)
 from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
 
 CONNECT_TIMEOUT_S = 5.0
 # Ten times what a node lets a query take by default: it ends the wait for a node that hangs, never a query.
 ANSWER_TIMEOUT_S = 600.0
+_Document = TypeVar("_Document", dict[str, Any], list[dict[str, Any]])
 NOBODY_THERE = "is it running there? headrace node run starts one"
 
 
@@ -45,6 +54,8 @@ class NodeClient:
         # First, so that no message repeats the password.
         if has_user(url):
             raise NodeAddressInvalid(f"the address of a node {USER_IN_ADDRESS}", action="nodes take none: leave it out")
+        if url.lower().startswith("https:"):
+            raise NodeAddressInvalid(f"{url} has https, which nodes do not serve", action="write it with http://")
         try:
             self.url = base_url(url)
         except ValueError:
@@ -57,27 +68,19 @@ class NodeClient:
 
     def status(self) -> dict[str, Any]:
         """The node's status (see `headrace.consumers.serve.node_api.NodeStatus`)."""
-        with self._request("GET", "/api/v1/status") as answer:
-            status: dict[str, Any] = answer.json()
-        return status
+        return self._document(dict, "GET", "/api/v1/status")
 
     def cluster(self) -> dict[str, Any]:
         """Nodes, groups and the running change, as `headrace cluster show --json` has them."""
-        with self._request("GET", "/api/v1/cluster") as answer:
-            cluster: dict[str, Any] = answer.json()
-        return cluster
+        return self._document(dict, "GET", "/api/v1/cluster")
 
     def tables(self) -> list[dict[str, Any]]:
         """Every table with its columns."""
-        with self._request("GET", "/api/v1/tables") as answer:
-            tables: list[dict[str, Any]] = answer.json()
-        return tables
+        return self._document(list, "GET", "/api/v1/tables")
 
     def files(self, database: str, table: str) -> dict[str, Any]:
         """The segments of a table (see `headrace.consumers.serve.node_api.NodeApi.files`)."""
-        with self._request("GET", f"/api/v1/files?database={quote(database)}&table={quote(table)}") as answer:
-            files: dict[str, Any] = answer.json()
-        return files
+        return self._document(dict, "GET", f"/api/v1/files?database={quote(database)}&table={quote(table)}")
 
     def query(
         self,
@@ -112,53 +115,62 @@ class NodeClient:
         if stale_s is not None:
             document["stale"] = stale_s
         answer = self._request("POST", "/api/v1/query", document)
+        if answer.stream.getheader(QUERY_ID_HEADER) is None:
+            with answer:
+                raise not_a_node(self.url)
         if as_of := answer.stream.getheader(AS_OF_HEADER):
             on_as_of(datetime.fromisoformat(as_of))
         return answer.chunks()
 
     def running_queries(self) -> list[dict[str, Any]]:
         """The queries that run at the node."""
-        with self._request("GET", "/api/v1/queries") as answer:
-            queries: list[dict[str, Any]] = answer.json()
-        return queries
+        return self._document(list, "GET", "/api/v1/queries")
 
     def kill(self, query_id: str) -> None:
         """End a query. Raises QueryUnknown."""
-        with self._request("DELETE", f"/api/v1/queries/{quote(query_id, safe='')}"):
-            pass
+        self._document(dict, "DELETE", f"/api/v1/queries/{quote(query_id, safe='', errors='surrogateescape')}")
 
     def schemas(self) -> dict[str, Any]:
         """Every database and table that the cluster knows (see `headrace.schemas.table_documents`)."""
-        with self._request("GET", "/api/v1/schemas") as answer:
-            schemas: dict[str, Any] = answer.json()
-        return schemas
+        return self._document(dict, "GET", "/api/v1/schemas")
 
     def write(self, parameters: Mapping[str, str | Sequence[str]], stream: bytes | memoryview) -> dict[str, Any]:
         """Write an Arrow IPC stream; `parameters` are those of the URL. Returns rows, points and offsets.
 
         Raises NodeUnreachable, AnswerCut, NodeRefused, and the typed errors of a writer.
         """
-        with self._request("POST", f"/api/v1/write?{urlencode(parameters, doseq=True)}", content=stream) as answer:
-            written: dict[str, Any] = answer.json()
-        return written
+        return self._document(dict, "POST", f"/api/v1/write?{urlencode(parameters, doseq=True)}", content=stream)
 
     def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Send a command as JSON (`/api/v1/delete`, `/api/v1/drop`, `/api/v1/retention`). Raises as `write`."""
-        with self._request("POST", path, document) as answer:
-            done: dict[str, Any] = answer.json()
-        return done
+        return self._document(dict, "POST", path, document)
 
     def sync_centres(self) -> dict[str, Any]:
         """The centres that the store sends to, and its members (see `headrace.consumers.sync.edge_store`)."""
-        with self._request("GET", "/api/v1/sync/centres") as answer:
-            centres: dict[str, Any] = answer.json()
-        return centres
+        return self._document(dict, "GET", "/api/v1/sync/centres")
 
     def members(self) -> dict[str, Any]:
         """Groups with their members and logs, and the statuses of the nodes that are online."""
-        with self._request("GET", "/api/v1/members") as answer:
-            members: dict[str, Any] = answer.json()
-        return members
+        return self._document(dict, "GET", "/api/v1/members")
+
+    def _document(
+        self,
+        kind: type[_Document],
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        content: bytes | memoryview | None = None,
+    ) -> _Document:
+        """The JSON of an answer. Raises NodeRefused where something other than a node answers."""
+        with self._request(method, path, document, content=content) as answer:
+            try:
+                found = answer.json()
+            except ValueError as error:
+                raise not_a_node(self.url) from error
+        if not isinstance(found, kind):
+            raise not_a_node(self.url)
+        return found
 
     def _request(
         self,

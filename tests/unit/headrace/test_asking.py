@@ -20,7 +20,7 @@ from headrace._asking import Question, ask
 from headrace._nodes import NodeDirectory
 from headrace._silence import SilentNode
 from headrace.connectors import patient_socket
-from headrace.connectors.http import NodeUnreachable
+from headrace.connectors.http import QUERY_ID_HEADER, NodeUnreachable
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryTimeout
 
 LONG_S = 60.0
@@ -64,6 +64,7 @@ class Node:
                 with contextlib.suppress(OSError):
                     self.send_response(status)
                     self.send_header("content-length", str(len(body)))
+                    self.send_header(QUERY_ID_HEADER, "q1")
                     self.end_headers()
                     self.wfile.write(body)
 
@@ -119,7 +120,8 @@ def test_a_node_that_stops_amid_its_answer_is_left_as_well() -> None:
         def begin() -> None:
             connection, _ = listening.accept()
             connections.append(connection)
-            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nbegin")
+            head = f"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n{QUERY_ID_HEADER}: q1\r\n\r\n"
+            connection.sendall(head.encode() + b"begin")
 
         connections: list[socket.socket] = []
         thread = threading.Thread(target=begin, daemon=True)
