@@ -100,6 +100,28 @@ def test_ctrl_c_ends_a_command_that_has_ended_with_its_own_code() -> None:
     assert (3, b"") == (child.returncode, errors)
 
 
+LOADING = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+import runpy
+runpy.run_module("headrace", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_ends_it_in_silence() -> None:
+    """That takes a tenth of a second and more. It was a traceback of 30 lines, and the end by a signal."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-c", LOADING, "--help"]
+    done = subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False)
+    assert (130, b"", b"") == (done.returncode, done.stdout, done.stderr)
+
+
 INTERRUPTED = """
 import os, signal, sys
 from headrace.cli import main
