@@ -5,7 +5,6 @@ With `--json` each line on stderr is one JSON object.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.terminal.output import Output, counted, refused_lines
+from headrace.terminal.output import Output, counted, json_line, refused_lines
 from headrace.terminal.sizes import short_number
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class JsonLines(Output):
 
     def document(self, document: Mapping[str, Any]) -> None:
         """One JSON object on a line of stderr."""
-        super().note(json.dumps(document, ensure_ascii=False))
+        super().note(json_line(document, sys.stderr))
 
 
 @contextmanager

@@ -182,11 +182,11 @@ def _sql(sql: str | None, file: str | None) -> str:
     """The SQL of the argument, of a file or of stdin. Raises UsageInvalid."""
     if (sql is None) == (file is None):
         raise UsageInvalid("give the SQL, or a file with -f FILE", action='for example headrace query "SHOW TABLES"')
-    if STANDARD_INPUT in (sql, file):
-        text = sys.stdin.read()
-    elif file is not None:
-        from headrace.shell.statements import read_sql
+    from headrace.shell.statements import input_lines, read_sql
 
+    if STANDARD_INPUT in (sql, file):
+        text = "".join(input_lines(sys.stdin))
+    elif file is not None:
         text = read_sql(file)
     else:
         text = str(sql)

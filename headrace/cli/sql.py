@@ -37,12 +37,13 @@ def sql(
         from headrace._parameters import typed_parameters
         from headrace.node_client import NodeClient
         from headrace.shell.shell import Shell
+        from headrace.shell.statements import input_lines
         from headrace.shell.variables import Variables
 
         variables = Variables(typed_parameters(param or ()))
         shell = Shell(lambda: NodeClient(node_url(node, cluster)), output, variables)
         if not sys.stdin.isatty():
-            shell.run_script(sys.stdin)
+            shell.run_script(input_lines(sys.stdin))
             return
         if json_output:
             raise UsageInvalid("--json is for statements from stdin", action="headrace sql --json < report.sql")

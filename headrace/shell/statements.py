@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from headrace.terminal.command import UsageInvalid
 
@@ -96,8 +98,22 @@ def read_sql(file: str) -> str:
         raise UsageInvalid(f"{file}: no such file") from None
     except UnicodeDecodeError:
         raise UsageInvalid(f"{file} is not text in UTF-8", action="give a file with SQL") from None
+    except RuntimeError as error:
+        # Of `~NAME` where there is no user of the name.
+        raise UsageInvalid(f"{file}: {error}") from None
     except OSError as error:
         raise UsageInvalid(f"{file}: {error.strerror}") from None
+
+
+def input_lines(stream: TextIO) -> Iterator[str]:
+    """The lines of a stream with SQL, as they arrive. Raises UsageInvalid for bytes that are no text."""
+    if isinstance(stream, io.TextIOWrapper):
+        # Under some locales Python lets such bytes pass.
+        stream.reconfigure(errors="strict")
+    try:
+        yield from stream
+    except UnicodeDecodeError:
+        raise UsageInvalid("standard input is not text in UTF-8", action="give it SQL") from None
 
 
 def _parts(text: str) -> Iterator[re.Match[str]]:

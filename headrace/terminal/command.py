@@ -8,7 +8,6 @@ The body of a command is
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -20,7 +19,7 @@ import typer
 
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.terminal.interruption import be_patient, prompt_interruption
-from headrace.terminal.output import Output, print_remark
+from headrace.terminal.output import Output, json_line, print_remark
 from headrace.terminal.standard_streams import OutputUnwritable, give_up_output
 from headrace.terminal.stop_signals import interrupting_signals
 
@@ -73,6 +72,13 @@ def run_command(json_output: bool = False, *, log_level: str = "warning", patien
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except OutputUnwritable as error:
             raise typer.Exit(end_without_output(error, json_output=json_output)) from None
+        except UnicodeEncodeError as error:
+            # What the command line, a file's name or the environment has in bytes of another encoding.
+            if error.reason != "surrogates not allowed":
+                raise
+            refusal = UsageInvalid(f"{error.object[:100]!r} is not text in UTF-8", action="give it in UTF-8")
+            print_error(refusal, json_output=json_output)
+            raise typer.Exit(EXIT_USAGE) from None
         except OSError as error:
             named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             print_error(HeadraceError(named), json_output=json_output)
@@ -129,7 +135,7 @@ def print_error(error: HeadraceError, *, json_output: bool) -> None:
             "retriable": error.retriable,
             "state_unknown": isinstance(error, StateUnknown),
         }
-        print_remark(json.dumps({"error": described}, ensure_ascii=False))
+        print_remark(json_line({"error": described}, sys.stderr))
         return
     print_remark(f"error: {error.message}")
     if error.action:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from headrace.terminal.progress_bar import Advance
@@ -28,6 +28,17 @@ def print_lines(lines: Iterable[str]) -> None:
         text = text.translate(_PLAIN_BORDERS).encode(encoding, "backslashreplace").decode(encoding)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def json_line(document: Any, stream: TextIO) -> str:
+    """JSON for a stream, on one line: texts as they are, or escaped where the stream cannot have them."""
+    text = json.dumps(document, default=str, ensure_ascii=False)
+    try:
+        # A name that is no UTF-8 has halves of surrogate pairs. As bytes they would make the document unreadable.
+        text.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(document, default=str)
+    return text
 
 
 def print_remark(text: str) -> None:
@@ -59,7 +70,7 @@ class Output:
 
     def json(self, document: Any) -> None:
         """One JSON document on a line of its own; paths and times as strings."""
-        self.line(json.dumps(document, default=str, ensure_ascii=False))
+        self.line(json_line(document, sys.stdout))
 
     def line(self, text: str) -> None:
         """A line of data on stdout."""

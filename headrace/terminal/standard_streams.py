@@ -54,18 +54,20 @@ def open_standard_streams() -> None:
     if sys.stdout is None:
         sys.stdout = _discarding()
     else:
-        sys.stdout = _rewrapped(sys.stdout, _StandardOutput(sys.stdout.fileno(), "w", closefd=False))
+        raw, utf8 = _StandardOutput(sys.stdout.fileno(), "w", closefd=False), sys.stdout.encoding.startswith("utf")
+        # Names of files that are no UTF-8 come out as they are. Else a result could not be shown behind its work.
+        sys.stdout = _rewrapped(sys.stdout, raw, "surrogateescape" if utf8 else "backslashreplace")
     if sys.stderr is None:
         sys.stderr = _discarding()
     else:
-        sys.stderr = _rewrapped(sys.stderr, _StandardError(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = _rewrapped(sys.stderr, _StandardError(sys.stderr.fileno(), "w", closefd=False), "backslashreplace")
 
 
-def _rewrapped(stream: TextIO, raw: io.RawIOBase) -> TextIO:
+def _rewrapped(stream: TextIO, raw: io.RawIOBase, errors: str) -> TextIO:
     """The same stream over other writes, which has a line as soon as it ends where the stream had it."""
     # With PYTHONUNBUFFERED a stream has no line buffering: it writes at once.
     at_once = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=at_once)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, errors, line_buffering=at_once)
 
 
 def give_up_output() -> None:
