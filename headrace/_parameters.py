@@ -11,6 +11,8 @@ from headrace.schemas.errors import HeadraceError
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+DIGITS_MAX = 1_000
+"""Far beyond the 39 of SQL's largest type, and below what Python reads."""
 _QUOTES = "'\""
 
 
@@ -45,10 +47,15 @@ def typed_parameters(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def typed_value(text: str) -> str | int | float | bool:
-    """The value of a text: `true` and `false`, whole numbers, other numbers, else text, without quotes around it."""
+    """The value of a text: `true` and `false`, whole numbers, other numbers, else text, without quotes around it.
+
+    Raises ParameterInvalid for a number of very many digits.
+    """
     if text in ("true", "false"):
         return text == "true"
     if _INTEGER.fullmatch(text):
+        if len(text) > DIGITS_MAX:
+            raise ParameterInvalid(f"a number of {len(text):,} digits is none that SQL has", action="quote it as text")
         return int(text)
     if _NUMBER.fullmatch(text):
         return float(text)

@@ -16,6 +16,7 @@ import typer
 
 from headrace.cli.options import JsonOption
 from headrace.cli.paths import path_text
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import Output
 
@@ -119,8 +120,8 @@ def parse_duration(option: str, text: str) -> float:
 def parse_start(text: str, option: str = "--start") -> int:
     """Nanoseconds of a time in ISO 8601 (UTC without a zone) or in nanoseconds. Raises `UsageInvalid`."""
     # Nine digits at least: fewer are a year or a date of ISO 8601, such as 20260101.
-    if re.fullmatch(r"-?\d{9,}", text):
-        return _plausible(int(text), option)
+    if re.fullmatch(r"-?\d{9,40}", text):
+        return _of_a_row(_plausible(int(text), option), text, option)
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
@@ -129,7 +130,14 @@ def parse_start(text: str, option: str = "--start") -> int:
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     # Integers all the way: today in nanoseconds does not fit into the 53 bits of the float that `timestamp()`
     # returns.
-    return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
+    return _of_a_row((aware - _EPOCH) // timedelta(microseconds=1) * 1_000, text, option)
+
+
+def _of_a_row(time_ns: int, text: str, option: str) -> int:
+    """A time that rows may have: others do not fit into what has it. Raises `UsageInvalid`."""
+    if not ROW_TIME_MIN_NS <= time_ns <= ROW_TIME_MAX_NS:
+        raise UsageInvalid(f"{option} {text} is a time that no row has", action="give one of the years 1677 to 2262")
+    return time_ns
 
 
 def _plausible(start_ns: int, option: str) -> int:

@@ -151,7 +151,7 @@ def _milliseconds(timeout_s: float | None) -> int | None:
     """The time of a query. Raises UsageInvalid."""
     if timeout_s is None:
         return None
-    if not math.isfinite(timeout_s):
+    if not math.isfinite(timeout_s * 1_000):
         raise UsageInvalid(f"--timeout {timeout_s:g} is no number of seconds", action="leave it out for the node's own")
     # At least 1 ms: the node takes 0 for its own default.
     return max(1, round(timeout_s * 1_000))

@@ -26,6 +26,9 @@ from headrace.terminal.output import refused_lines
 NO_CLUSTER = "no cluster configured: run `headrace up`, or set cluster.bootstrap"
 
 
+DELETE = ("delete", "--database", "plant", "--table", "pumps")
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No `headrace.toml` and no settings of the machine."""
@@ -55,6 +58,12 @@ def run(*arguments: str) -> Result:
         (["table", "drop", "plant.pumps", "--json"], "dropping plant.pumps needs a yes"),
         (["retention", "set", "plant.pumps", "soon", "--json"], "retention soon is not a duration"),
         (["delete", "--database", "plant", "--table", "pumps", "--json"], "this deletes every row of the table"),
+        ([*DELETE, "--start", "9999-01-01", "--json"], "--start 9999-01-01 is a time that no row has"),
+        ([*DELETE, "--end", "0001-01-01", "--json"], "--end 0001-01-01 is a time that no row has"),
+        ([*DELETE, "--start", "9" * 19, "--json"], f"--start {'9' * 19} is a time that no row has"),
+        ([*DELETE, "--start", "9" * 5_000, "--json"], "is not a time"),
+        (["query", "SELECT 1", "--node", "n:1", "--timeout", "1e308", "--json"], "is no number of seconds"),
+        (["query", "SELECT $a", "--node", "n:1", "--param", f"a={'9' * 5_000}", "--json"], "a number of 5,000 digits"),
         (["seal", "--cluster", "Bad Name", "--bootstrap", "k:1", "--json"], "cluster name 'Bad Name'"),
         (["status", "--node", "foo", "--json"], "'foo' is not the address of a node, HOST:PORT"),
         (["seal", "--bootstrap", "foo", "--json"], "the address of Kafka foo is not HOST:PORT"),
