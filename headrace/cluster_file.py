@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from headrace.connectors.files import DirectoryHeld, DirectoryLock, create_directories, write_atomically
 from headrace.node_process import NodeProcess
@@ -21,6 +22,10 @@ LOCK_NAME = "up.lock"
 
 class ClusterDirectoryUnusable(HeadraceError):
     """A directory in which no cluster can be started."""
+
+
+class ClusterFileInvalid(HeadraceError):
+    """A `cluster.json` that is none."""
 
 
 class ClusterBusy(HeadraceError):
@@ -38,15 +43,21 @@ class ClusterFile:
 
 
 def read_cluster_file(directory: Path) -> ClusterFile:
-    """The file in a directory. Raises HeadraceError when there is none."""
+    """The file in a directory. Raises HeadraceError when there is none, ClusterFileInvalid for one that is damaged."""
     path = directory / FILE_NAME
     if not path.exists():
         raise HeadraceError(f"no cluster was started in {directory}", action="start one with: headrace up")
-    content = json.loads(path.read_text())
-    nodes = [NodeProcess(**node) for node in content["nodes"]]
-    # Files of earlier builds have none, or 0 for all: then no node had joined yet.
-    replication = content.get("replication", 0) or len(nodes)
-    return ClusterFile(content["cluster"], content["bootstrap"], nodes, replication)
+    try:
+        content = json.loads(path.read_text())
+        nodes = [NodeProcess(**node) for node in content["nodes"]]
+        # Files of earlier builds have none, or 0 for all: then no node had joined yet.
+        replication = content.get("replication", 0) or len(nodes)
+        return ClusterFile(content["cluster"], content["bootstrap"], nodes, replication)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ClusterFileInvalid(
+            f"{path} is not what headrace up writes",
+            action=f"restore it; what it named is found by: ps ax | grep {quote(str(directory.absolute()))}",
+        ) from error
 
 
 def write_cluster_file(directory: Path, content: ClusterFile) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import up
 from headrace.cli.main import build_app
-from headrace.cluster_file import LOCK_NAME, ClusterFile, held_directory, write_cluster_file
+from headrace.cluster_file import FILE_NAME, LOCK_NAME, ClusterFile, held_directory, write_cluster_file
 from headrace.connectors.kafka.broker_process import write_pid
 from headrace.connectors.kafka.broker_settings import BrokerIdentity, directory_mark, save_identity
 from headrace.local_cluster import LocalCluster
@@ -161,3 +161,14 @@ def test_a_node_that_does_not_run_has_no_pid_and_is_not_stopped(
     assert ["n1", "http://127.0.0.1:1", "", "", "removed"] == [cell.strip() for cell in line.strip("│").split("│")]
     ended = CliRunner().invoke(build_app(["down"]), ["down", "--dir", str(tmp_path), "--json"])
     assert {"stopped": []} == json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]", b'{"cluster": "x"}', b'{"nodes": [{"pid": 1}]}'])
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_damaged_file_of_a_cluster_is_an_error(tmp_path: Path, command: str, content: bytes) -> None:
+    """As after an edit. It was a traceback, and nobody could see what to do with the processes that run."""
+    (tmp_path / FILE_NAME).write_bytes(content)
+    ended = CliRunner().invoke(build_app([command]), [command, "--dir", str(tmp_path)])
+    assert 1 == ended.exit_code
+    assert f"error: {tmp_path / FILE_NAME} is not what headrace up writes" == ended.stderr.splitlines()[0]
+    assert content == (tmp_path / FILE_NAME).read_bytes()
