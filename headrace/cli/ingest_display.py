@@ -220,11 +220,13 @@ def show_dry_run(job: IngestJob, found: DryRun, output: Output) -> None:
     }
 
     def text() -> None:
-        output.line(f"the first {found.messages:,} messages of {job.topic}; nothing is written")
+        output.line(f"the first {counted(found.messages, 'message')} of {job.topic}; nothing is written")
         for each in found.tables:
             columns = [(name, "tag") for name in each.tags] + [("time", "time"), *each.fields]
             new = "" if each.known else ", new"
-            output.table(("column", "type"), columns, f"\n{job.database}.{each.name} ({each.rows:,} rows{new})")
+            output.table(
+                ("column", "type"), columns, f"\n{job.database}.{each.name} ({counted(each.rows, 'row')}{new})"
+            )
             names = [name for name, _ in columns]
             output.line("")
             rows = [{**row, "time": instant(row["time"])} for row in each.first]

@@ -15,6 +15,7 @@ from headrace.cli.options import ClusterOptions, DataDirectoryOption, JsonOption
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.output import counted
 
 if TYPE_CHECKING:
     from headrace.consumers.replication.row_selection import RowSelection
@@ -82,11 +83,11 @@ def _replay_and_report(
         else:
             replayed = replay_selection(settings, selection, on_progress=move)
     count = replayed.loaded_files
-    fetched = f"; {count} files that the logs had loaded came from other members" if count else ""
+    fetched = f"; {counted(count, 'file')} that the logs had loaded came from other members" if count else ""
     output.result(
         asdict(replayed),
-        f"{replayed.rows} rows of {replayed.records} records are in {replayed.segments} "
-        f"{'segments' if selection is None else 'files'} after {replayed.seconds:.1f} s{fetched}",
+        f"{counted(replayed.rows, 'row')} of {counted(replayed.records, 'record')} in "
+        f"{counted(replayed.segments, 'segment' if selection is None else 'file')} after {replayed.seconds:.1f} s{fetched}",
     )
 
 

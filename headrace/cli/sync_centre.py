@@ -184,7 +184,8 @@ def move(
         after = _read(session)
         moved = sum(owner == sender for key, owner in after.devices.items() if key in wanted)
         known = "" if found.sender(sender) else "; the sender has not sent anything yet"
-        output.result({"moved": moved, "sender": sender}, f"{moved} devices are those of {sender} now{known}")
+        what = "1 device is that" if moved == 1 else f"{moved:,} devices are those"
+        output.result({"moved": moved, "sender": sender}, f"{what} of {sender} now{known}")
 
 
 def _wanted(found: OwnersInMemory, devices: list[str] | tuple[str, ...], former: str) -> set[tuple[str, str]]:

@@ -165,7 +165,7 @@ def _write_file(
             if is_unsent and not rows:
                 output.note("nothing was written")
             else:
-                output.note(f"{rows:,} rows were sent before this failed; writing them again is safe")
+                output.note(f"{counted(rows, 'row')} sent before this failed; writing them again is safe")
             raise
         finally:
             hidden = writing.progress.rejected - REJECTED_SHOWN
@@ -237,13 +237,9 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
     text = f"{counted(done.rows, 'row')}, {counted(done.points, 'point')} in {seconds:.1f} s"
     if done.replaced or not done.replaced_exact:
         least = "" if done.replaced_exact else "at least "
-        text += f"; {least}{_counted(done.replaced, 'row')} replaced others of the same series and time"
+        text += f"; {least}{counted(done.replaced, 'row')} replaced others of the same series and time"
     if done.nan:
-        text += f"; {_counted(done.nan, 'value')} nan"
+        text += f"; {counted(done.nan, 'value')} nan"
     if done.rejected:
         text += f", {refused_lines(done.rejected)}"
     output.result(document, text)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

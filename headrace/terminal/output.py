@@ -86,9 +86,7 @@ class Output:
         from headrace.terminal.table_view import Column, render
 
         values = [tuple(row) for row in rows]
-        numeric = [
-            bool(values) and all(isinstance(row[index], int | float) for row in values) for index in range(len(columns))
-        ]
+        numeric = [_is_numeric([row[index] for row in values]) for index in range(len(columns))]
         named = [Column(name, number) for name, number in zip(columns, numeric, strict=True)]
         if title:
             self.line(title)
@@ -133,6 +131,12 @@ def refused_lines(count: int, more: str = "") -> str:
 
 def _no_display(count: int, total: int | None = None) -> None:
     del count, total
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    """Whether a column has numbers, and nothing else but empty cells; yes and no are none."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
 
 
 def _cell(value: object) -> str:

@@ -292,3 +292,10 @@ def test_a_closed_standard_input_is_an_empty_one(arguments: str, message: str) -
     ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert (2, True, "") == (ended.returncode, message in ended.stderr, ended.stdout)
     assert "Traceback" not in ended.stderr
+
+
+def test_a_column_with_numbers_and_empty_cells_is_right_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the process ids of `up` with a node that was removed. Yes and no are no numbers."""
+    Output().table(("pid", "online"), [(12_345, True), (None, False)])
+    rows = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines()[3:5]]
+    assert [[" 12345 ", " yes    "], ["       ", " no     "]] == rows
