@@ -153,7 +153,7 @@ def _read(value: pa.Buffer) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         raise _NotAStream(f"the message is {error}") from None
     except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
         raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
-    _check_names(schema)
+    _check_names(list(schema))
     return schema.remove_metadata(), [batch.replace_schema_metadata() for batch in batches]
 
 
@@ -166,14 +166,17 @@ def _validate(batch: pa.RecordBatch) -> None:
             validate_but_for_times(column)
 
 
-def _check_names(schema: pa.Schema) -> None:
+def _check_names(fields: list[pa.Field]) -> None:
+    """Also of members of structs, of which a path could name either."""
     try:
-        names = list(schema.names)
+        names = [each.name for each in fields]
     except UnicodeDecodeError as error:
         raise _NotAStream(f"the message is no Arrow stream: {str(error)[:200]}") from None
     for name in names:
         if names.count(name) > 1:
             raise _NotAStream(f"column {name!r} is there twice")
+    for kind in [each.type for each in fields if pa.types.is_struct(each.type)]:
+        _check_names([kind.field(index) for index in range(kind.num_fields)])
 
 
 def _chunks(

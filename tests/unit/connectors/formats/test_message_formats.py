@@ -249,6 +249,15 @@ def test_a_row_of_a_stream_costs_itself() -> None:
     assert [(0, 1, "no field has a value"), (1, 1, "no field has a value")] == refusals(result)
 
 
+def test_a_path_to_one_of_two_members_is_no_row() -> None:
+    """A struct with a name twice refuses its message, as columns do. Both of its values were left out."""
+    twins = pa.StructArray.from_arrays([pa.array([1.5]), pa.array([2.5])], ["x", "x"])
+    table = pa.table({"at": [1], "v": [7.5], "n": twins})
+    sources = ((("at",), "time"), (("v",), "v"), (("n", "x"), "x"))
+    result = parsed("arrow", [stream(table)], FormatOptions(table="t", sources=sources))
+    assert [(0, 0, "column 'x' is there twice")] == refusals(result)
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "kind", "word"),
     [
