@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.option_groups import grouped
-from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption, seconds_of
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
@@ -37,7 +37,7 @@ def accept_gap(
     *,
     cluster: ClusterOptions,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the group to continue.")
+        float, typer.Option(metavar="SECONDS", parser=seconds_of, help="How long to wait for the group to continue.")
     ] = 60.0,
     json_output: JsonOption = False,
 ) -> None:

@@ -14,7 +14,7 @@ from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.message_options import MessageOptions, message_job
 from headrace.cli.option_groups import grouped
-from headrace.cli.options import ClusterOptions, JsonOption
+from headrace.cli.options import ClusterOptions, JsonOption, seconds_of
 from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import RowOptions
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
@@ -38,10 +38,14 @@ MaxMessagesOption = Annotated[
     int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")
 ]
 IntervalOption = Annotated[
-    float, typer.Option("--interval-s", metavar="SECONDS", min=0.0, help="Least time from one micro-batch to the next.")
+    float,
+    typer.Option(
+        "--interval-s", metavar="SECONDS", parser=seconds_of, help="Least time from one micro-batch to the next."
+    ),
 ]
 WaitOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for Kafka at the start.")
+    float,
+    typer.Option("--timeout", metavar="SECONDS", parser=seconds_of, help="How long to wait for Kafka at the start."),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,18 @@ class ClusterOptions:
             "cluster.bootstrap": self.bootstrap,
             "kafka": parse_settings(self.kafka),
         }
+
+
+def seconds_of(text: str | float) -> float:
+    """What typer calls with a time to wait, or with the default of one. Raises typer.BadParameter."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number of seconds") from None
+    # Neither is true of `nan`, with which no wait ends.
+    if not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"{text} is no time to wait: give seconds from 0 on")
+    return seconds
 
 
 def parse_settings(settings: Sequence[str] | None) -> dict[str, str]:

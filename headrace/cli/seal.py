@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.option_groups import grouped
-from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption, seconds_of
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
@@ -23,7 +23,9 @@ def seal(
     node: ThroughNodeOption = None,
     *,
     cluster: ClusterOptions,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the slowest node.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", parser=seconds_of, help="How long to wait for the slowest node.")
+    ] = 120.0,
     json_output: JsonOption = False,
 ) -> None:
     """Seal everything and wait until every live node has it in segments."""

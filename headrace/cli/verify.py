@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.option_groups import grouped
-from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption
+from headrace.cli.options import ClusterOptions, JsonOption, ThroughNodeOption, seconds_of
 from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 from headrace.terminal.output import counted
@@ -33,7 +33,9 @@ def verify(
     allow_missing: Annotated[
         int, typer.Option("--allow-missing", metavar="N", help="Members that may be down or late.", min=0)
     ] = 0,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for late members.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", parser=seconds_of, help="How long to wait for late members.")
+    ] = 60.0,
     read_files: Annotated[
         bool,
         typer.Option("--read-files", help="Each member reads all its segments again: finds bytes that a disk changed."),

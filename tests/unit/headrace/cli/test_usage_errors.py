@@ -28,6 +28,8 @@ NO_CLUSTER = "no cluster configured: run `headrace up`, or set cluster.bootstrap
 
 DELETE = ("delete", "--database", "plant", "--table", "pumps")
 
+INGEST = ("ingest", "run", "--topic", "t", "--database", "d", "--format", "influx")
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,11 @@ def run(*arguments: str) -> Result:
         (["table", "drop", "plant.pumps", "--json"], "dropping plant.pumps needs a yes"),
         (["retention", "set", "plant.pumps", "soon", "--json"], "retention soon is not a duration"),
         (["delete", "--database", "plant", "--table", "pumps", "--json"], "this deletes every row of the table"),
+        (["seal", "--node", "n:1", "--timeout", "nan", "--json"], "nan is no time to wait"),
+        (["verify", "--node", "n:1", "--timeout", "inf", "--json"], "inf is no time to wait"),
+        (["accept-gap", "--group", "n1", "--node", "n:1", "--timeout", "-1", "--json"], "-1 is no time to wait"),
+        ([*INGEST, "--interval-s", "nan", "--json"], "nan is no time to wait"),
+        ([*INGEST, "--timeout", "soon", "--json"], "'soon' is no number of seconds"),
         ([*DELETE, "--start", "9999-01-01", "--json"], "--start 9999-01-01 is a time that no row has"),
         ([*DELETE, "--end", "0001-01-01", "--json"], "--end 0001-01-01 is a time that no row has"),
         ([*DELETE, "--start", "9" * 19, "--json"], f"--start {'9' * 19} is a time that no row has"),
