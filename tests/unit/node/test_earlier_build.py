@@ -99,7 +99,9 @@ def test_a_data_directory_of_the_earlier_build_is_continued(data: Path, expected
         eventually(lambda node=node: node.ready()[0], f"a ready node: {node.ready()}")
         assert {} == node.identity.wrong
         for topic, group in node.groups.items():
-            assert segments[topic] == {entry.name: digest(entry.content_digest) for entry in group.store.segments()}
+            # Whoever leads may have sealed the rest by now: what a trimmed log has lost must be in files.
+            found = {entry.name: digest(entry.content_digest) for entry in group.store.segments()}
+            assert segments[topic].items() <= found.items()
         assert_as_before(node, expected)
     nodes.seal()
     for node in nodes.running.values():
