@@ -197,18 +197,24 @@ def test_a_rejected_file_hurts_no_other() -> None:
     assert scene.sender.figures()["rejected"] == 1
 
 
+def scene_of_files(seed: int, files: int) -> Scene:
+    """A scene without faults or deletes, whose edge has sealed some files."""
+    scene = Scene(seed)
+    scene.calm()
+    scene.edge.delete_share = 0.0
+    for _ in range(files):
+        scene.edge.write()
+        scene.edge.seal_now()
+    return scene
+
+
 def test_more_rejected_files_than_are_kept_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a new box before it has the devices of the old one. Those above the progress are not forgotten.
 
     A damaged file may hold that back for long: each round would send all of them again.
     """
     monkeypatch.setattr(sender_state, "REJECTED_KEPT_MAX", 2)
-    scene = Scene(13)
-    scene.calm()
-    scene.edge.delete_share = 0.0
-    for _ in range(8):
-        scene.edge.write()
-        scene.edge.seal_now()
+    scene = scene_of_files(13, 8)
     damaged, *others = [each.name for each in scene.edge.files]
     scene.edge.damaged, scene.centre.rejecting = {damaged}, set(others)
     scene._live = lambda: None  # type: ignore[method-assign]
@@ -304,12 +310,7 @@ def test_new_files_do_not_wait_for_one_that_the_centre_holds_up() -> None:
 
 def test_a_file_whose_manifest_no_topic_takes_hurts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It brings the deletes that outrank it, which may name thousands of devices each. It is left, and shown."""
-    scene = Scene(14)
-    scene.calm()
-    scene.edge.delete_share = 0.0
-    for _ in range(3):
-        scene.edge.write()
-        scene.edge.seal_now()
+    scene = scene_of_files(14, 3)
     first, *others = [each.name for each in scene.edge.files]
     send = scene.centre.send_manifest
 
