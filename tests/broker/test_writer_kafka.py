@@ -22,6 +22,7 @@ import pytest
 
 import headrace
 from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
+from headrace.connectors.http import QUERY_ID_HEADER
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.kafka import KafkaLog
@@ -321,6 +322,8 @@ class Node(http.server.BaseHTTPRequestHandler):
         self.queries.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         status, body = self.answer
         self.send_response(status)
+        if status == 200:
+            self.send_header(QUERY_ID_HEADER, "q1")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
