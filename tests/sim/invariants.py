@@ -139,10 +139,11 @@ class Invariants:
                 self._condemned.add(node.identity.store)
             if node.process.incarnation == status.incarnation:
                 boot_ms = node.clock.boot_ns() // 1_000_000 - self._world.now_ms
-                sent_ms = status.sent_boot_ns // 1_000_000 - boot_ms
-                self._sent_ms[status.node] = max(self._sent_ms.get(status.node, 0), sent_ms)
+                sent_ms, newest_ms = status.sent_boot_ns // 1_000_000 - boot_ms, self._sent_ms.get(status.node, 0)
+                self._sent_ms[status.node] = max(newest_ms, sent_ms)
                 current = node.started and status.store == node.identity.store
-                if current:
+                # A repeat that a newer one has overtaken promises nothing else, and before a gap in another history.
+                if current and sent_ms >= newest_ms:
                     self._promise(node, status)
         self._statuses_read = len(records)
         self._drops()
