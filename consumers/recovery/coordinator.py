@@ -33,7 +33,7 @@ from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan
 from headrace.consumers.recovery.progress import Recovery, TransferStopped
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, Event, State
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, StoreDamaged, StoreFormatUnknown
 from headrace.schemas.errors import HeadraceError
@@ -213,15 +213,25 @@ class RecoveryCoordinator:
         )
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
-        """Live members that follow the same topic, have an address, and are not excluded."""
-        now = self._clock.monotonic_s()
+        """Live members that follow the same topic, have an address, and are not excluded.
+
+        With an accepted gap ahead, only those whose files include it.
+        """
+        now, gap = self._clock.monotonic_s(), self._gap_ahead(topic, group)
         return [
             status
             for status in self._environment.live(group)
             if status.topic_id == self._environment.topic_id(topic)
             and status.http
             and self._excluded_until_s.get((topic, status.node), 0.0) <= now
+            # One that was behind the cut counts the log as it is, up to the gap, and has nothing of what the log lost.
+            # Its files would take the place of the only data that the log continues behind.
+            and (gap is None or status.sealed_offset >= gap.offset)
         ]
+
+    def _gap_ahead(self, topic: str, group: Group) -> GapRecord | None:
+        known = group.health.conditions.gap
+        return known.record if known is not None else self._environment.cursor(topic).gap
 
     def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
         exclusion_s = FAILED_EXCLUSION_S

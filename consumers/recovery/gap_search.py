@@ -78,6 +78,12 @@ class GapSearch:
             raise GapRefused(f"group {group.name} holds wrong data at this node", action="see headrace status")
         if not group.blocked or state.offset != self._environment.durable_offset(topic):
             raise GapRefused(f"group {group.name} has not lost its log at this node", action="see headrace status")
+        # Of those that lost it this member may have most, and of a log that was cut before: another has what is lost.
+        if self._is_there_again(topic, group):
+            raise GapRefused(
+                f"the log of group {group.name} is there again, with all that this node has read of it",
+                action="wait some seconds: this node continues by itself",
+            )
         gap = new_gap(
             state,
             self._environment.topic_id(topic),
@@ -146,13 +152,16 @@ class GapSearch:
             self._environment.reassign(topic)
 
     def _is_regained(self, topic: str, group: Group) -> bool:
-        """Whether the log that an idle group has lost is there again, with all that was read of it."""
+        """Whether it is time to look, and the log that an idle group has lost is there again."""
         health, now_s = group.health, self._clock.monotonic_s()
-        if not health.holds(State.LOST) or not health.holds(State.UNNEEDED) or health.is_wrong:
-            return False
-        if now_s < self._regain_s.get(topic, 0.0):
+        if not health.holds(State.UNNEEDED) or now_s < self._regain_s.get(topic, 0.0):
             return False
         self._regain_s[topic] = now_s + REGAIN_INTERVAL_S
+        return self._is_there_again(topic, group)
+
+    def _is_there_again(self, topic: str, group: Group) -> bool:
+        if not group.health.holds(State.LOST) or group.health.is_wrong:
+            return False
         log, cursor = self._log.describe(topic), self._environment.cursor(topic)
         if log.topic_id != self._environment.topic_id(topic) or cursor.needs >= log.end:
             return False

@@ -87,6 +87,13 @@ RECOVERY = (
         (COPIES,),
     ),
     Mutant(
+        "files_from_before_a_gap_are_copied",
+        "recovery/coordinator.py",
+        "            and (gap is None or status.sealed_offset >= gap.offset)\n",
+        "",
+        (STEPS,),
+    ),
+    Mutant(
         "group_is_copied_twice",
         "recovery/coordinator.py",
         "            if topic in self._reserved:\n                return False\n",

@@ -103,7 +103,7 @@ def test_an_accepted_gap_is_continued() -> None:
 @pytest.mark.timeout(600)
 def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
     """It is cut or made again, also before an accepted gap was read; each of these seeds has shown another defect."""
-    run_seeds((0, 13, 42, 46, 98, 185, 332, 618, 935, 1185, 1200, 1236, 1571), LOST_AGAIN)
+    run_seeds((0, 13, 42, 46, 98, 185, 332, 618, 935, 1185, 1200, 1236, 1571, 700_006), LOST_AGAIN)
 
 
 @pytest.mark.timeout(600)
@@ -113,7 +113,7 @@ def test_a_log_that_is_restored_is_followed_again() -> None:
     In the second half of the schedules it is cut or made again as well.
     """
     run_seeds(range(16), (RESTORED, *COMMON))
-    run_seeds(range(16), (RESTORED, RESTORED, *LOST_AGAIN))
+    run_seeds((*range(16), 700_008, 700_037, 700_192), (RESTORED, RESTORED, *LOST_AGAIN))
 
 
 @pytest.mark.soak

@@ -140,9 +140,16 @@ def test_a_log_of_which_nothing_was_read_is_there_again_from_its_first_record(lo
 
 
 def test_a_lost_log_that_is_there_again_is_followed(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by wrong data, nor by a group that is busy; and it is looked at now and then, not in each step."""
+    """Not by wrong data, nor by a group that is busy; and it is looked at now and then, not in each step.
+
+    Before that look, too, no gap is accepted in it: of a log that was cut, and then gone for a while, another member
+    may hold what is lost.
+    """
     append_records(recovery.log, 1)
     recovery.node.newest = Cursor(1, 0, record_digest(b"no message 0"), 0)
+    with pytest.raises(GapRefused, match="is there again, with all that this node has read"):
+        recovery.gap_search.accept(TOPIC, 0)
+    assert 1 == recovery.log.describe(TOPIC).end
     with monkeypatch.context() as patch:
         patch.setattr(recovery.node, "is_idle", lambda _topic: False)
         recovery.gap_search.turn()

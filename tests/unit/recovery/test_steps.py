@@ -22,7 +22,7 @@ from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State, Use
-from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.group_state import GapRecord, LogBase
 from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
@@ -263,6 +263,28 @@ def test_a_source_that_failed_is_used_again_when_the_clock_has_advanced(recovery
     recovery.clock.now_s += FAILED_EXCLUSION_S
     recovery.coordinator.turn()
     assert (1, State.RECOVERING) == (len(recovery.pool.submitted), recovery.health.state)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_no_copy_of_files_that_end_before_an_accepted_gap(recovery: Recovery, *, wrong: bool) -> None:
+    """Neither where this node continues behind it, nor where its data is wrong. A member that was behind the cut counts
+    the log as it is up to the gap: its files have nothing of what the log lost.
+    """
+    gap, node = GapRecord(5, b"digest", 0), recovery.node
+    if wrong:
+        recovery.wrong_data.mark(TOPIC, "it is behind", gap=LogBase(node.topic_id(TOPIC), 2, 4, NO_CHAIN, gap))
+    else:
+        node.newest = replace(node.newest, gap=gap)
+        append_records(recovery.log, 3)
+        recovery.log.trim(TOPIC, 3)
+        recovery.health.report(Event.TRIM, "the log begins at offset 3, 0 is needed")
+    for sealed_offset, copies in ((4, 0), (5, 1)):
+        status = replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=sealed_offset)
+        node.live_statuses = [replace(status, sealed_version=9)]
+        append_records(recovery.log, 1)
+        recovery.log.trim(TOPIC, 1)
+        recovery.coordinator.turn()
+        assert copies == len(recovery.pool.submitted)
 
 
 def test_own_durable_records_do_not_give_way_to_a_copy_that_ends_before_them(
