@@ -156,15 +156,23 @@ class QueryRun:
 
     def _fence(self, turn: Turn) -> ReadFence:
         # Before anything is read: an answer must contain all that was confirmed until now.
-        source, stale_s = self._host.source, self._wanted.stale_s
         try:
-            return source.fence(stale_s, 0.0)
+            return self._host.source.fence(self._wanted.stale_s, 0.0)
         except NotReady:
-            awaited = self._timer.awaited
             with turn.outside(BlockedOn.LOG):
-                fence = source.fence(stale_s, self._timer.left_s, awaited)
-            awaited.clear()
+                fence = self._awaited_fence()
+            self._timer.awaited.clear()
             return fence
+
+    def _awaited_fence(self) -> ReadFence:
+        timer = self._timer
+        try:
+            return self._host.source.fence(self._wanted.stale_s, timer.left_s, timer.awaited)
+        except NotReady as error:
+            # Its time is over, perhaps before the scheduler sees that: the same error whichever is first.
+            if timer.expired and timer.awaited:
+                raise QueryTimeout.after(timer.timeout_ms, tuple(timer.awaited.values())) from error
+            raise
 
     @property
     def _has_much(self) -> bool:
