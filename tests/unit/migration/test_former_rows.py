@@ -57,7 +57,7 @@ def former_of(node: MovingNode, table: str, request: ScanRequest | None = None, 
 
 def answer_of(node: MovingNode, table: str, **conditions: Any) -> Answer:
     """A scan of the slots that came, with the rows that former holders have."""
-    former = former_of(node, table, ScanRequest(**conditions))
+    former = former_of(node, table, ScanRequest(**conditions), timeout_s=30.0)
     assert former is not None, table
     with node.target.store.scan("plant", table, former=former, **conditions) as scan:
         return scanned(scan, TABLES[table])
