@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from headrace.connectors.clock import Clock
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.recovery.environment import GroupBusy, RecoveryEnvironment
 from headrace.consumers.recovery.file_copy import (
@@ -28,7 +28,7 @@ from headrace.consumers.recovery.file_copy import (
     fetch,
     is_committed,
 )
-from headrace.consumers.recovery.log_gap import read_chain
+from headrace.consumers.recovery.log_gap import follows_cursor, read_chain
 from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan, ReplicaPosition, plan_recovery
 from headrace.consumers.recovery.progress import Recovery, TransferStopped
 from headrace.consumers.replication.group import Group
@@ -201,16 +201,25 @@ class RecoveryCoordinator:
             self._begin(topic, group, plan.reason)
 
     def _position_of(self, topic: str, group: Group, recovery: Recovery | None) -> ReplicaPosition:
-        begin, applied = self._log.describe(topic).begin, group.applied
+        log, applied = self._log.describe(topic), group.applied
+        wrong = recovery is not None and recovery.wrong
         return ReplicaPosition(
             node=self._environment.node,
             next_offset=self._environment.durable_offset(topic) + 1,
-            log_begin=begin,
+            log_begin=log.begin,
             log_bytes=applied.log_bytes,
-            wrong=recovery is not None and recovery.wrong,
+            wrong=wrong,
             trusted=group.health.conditions.trusted if recovery is not None else None,
-            whole=group.log_is_whole(begin),
+            whole=wrong and group.log_is_whole(log.begin) and self._has_all_that_was_read(topic, log),
         )
+
+    def _has_all_that_was_read(self, topic: str, log: TopicState) -> bool:
+        """Whether a log has what this node has read of it: data that is rebuilt from another one is lost."""
+        # The schedule: a file of a single node rots, and its topic is made again. The new log has its first record,
+        # and nothing of what the other files hold. A group with wrong data does not follow its log, so that nobody
+        # else finds out.
+        same = log.topic_id == self._environment.topic_id(topic)
+        return same and follows_cursor(self._log, topic, log, self._environment.cursor(topic))
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, have an address, and are not excluded.

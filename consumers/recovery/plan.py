@@ -29,7 +29,8 @@ class ReplicaPosition:
     """What a replica has applied: it needs the log from `next_offset`, and the log begins at `log_begin`.
 
     `log_bytes` are those of all records it has applied. `wrong`: its data is not that of the log; then only
-    `trusted` members are sources, None = all members. `whole`: the log still has its first record.
+    `trusted` members are sources, None = all members. `whole`: the log still has its first record and
+    all that was read of it, as far as `wrong` data asks for it.
     """
 
     node: str

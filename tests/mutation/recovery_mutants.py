@@ -256,6 +256,13 @@ RECOVERY = (
         (PLAN,),
     ),
     Mutant(
+        "rebuild_from_a_log_that_lost_what_was_read",
+        "recovery/coordinator.py",
+        " and self._has_all_that_was_read(topic, log),\n",
+        ",\n",
+        (STEPS,),
+    ),
+    Mutant(
         "log_followed_one_record_below_its_beginning",
         "recovery/plan.py",
         "    if position.next_offset >= position.log_begin:\n",

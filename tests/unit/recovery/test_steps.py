@@ -23,6 +23,7 @@ from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State, Use
 from headrace.consumers.replication.group_state import GapRecord, LogBase
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
@@ -68,7 +69,7 @@ class FakeNode:
         self.asked: list[tuple[str, int]] = []
         self.full = self.busy = self.swapped = False
         self.answering, self.released, self.durable = False, True, -1
-        self.newest = Cursor(1, 0, b"a record that no log has")
+        self.newest = Cursor(0, -1, NO_CHAIN)
         self.recorded: list[str] = []
         self.installed = 0
         self.reassigned = 0
@@ -214,6 +215,25 @@ def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery
         recovery.pool.run()
         recovery.clock.now_s += FAILED_EXCLUSION_S
     assert 1 == recovery.node.installed
+
+
+@pytest.mark.parametrize("loss", ["none", "made again", "cut", "cut and written on"])
+def test_wrong_data_is_not_rebuilt_from_a_log_that_lost_what_was_read(recovery: Recovery, loss: str) -> None:
+    """The log begins with its first record, and has nothing of what the files beside the rotted one hold."""
+    node, log = recovery.node, recovery.log
+    append_records(log, 3)
+    if loss == "cut":
+        node.newest = Cursor(4, 3, record_digest(b"no message 3"), 0)
+    else:
+        read = b"another message" if loss == "cut and written on" else b"no message 2"
+        node.newest = Cursor(3, 2, record_digest(read), 0)
+    if loss == "made again":
+        node.topic_id = lambda _topic: "the topic before"  # type: ignore[method-assign]
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    recovery.coordinator.turn()
+    recovery.pool.run()
+    waits = recovery.health.holds(State.UNSOURCED)
+    assert (waits, node.installed) == ((False, 1) if loss == "none" else (True, 0))
 
 
 def test_damage_counts_for_no_quorum_and_is_marked_by_the_next_step(recovery: Recovery) -> None:
