@@ -71,7 +71,7 @@ class RecoveryCoordinator:
         self._copying: set[str] = set()
         self._installing: set[str] = set()
         self._reserving = threading.Lock()
-        self._excluded_until_s: dict[tuple[str, str], float] = {}
+        self._excluded_until_s: dict[tuple[str, str, LogBase | None], float] = {}
         self._task = PeriodicTask("recovery-planner", TURN_S, self.turn)
 
     def start(self) -> None:
@@ -227,12 +227,13 @@ class RecoveryCoordinator:
         With an accepted gap ahead, only those whose files include it.
         """
         now, gap = self._clock.monotonic_s(), self._gap_ahead(topic, group)
+        known = group.health.conditions.gap
         return [
             status
             for status in self._environment.live(group)
             if status.topic_id == self._environment.topic_id(topic)
             and status.http
-            and self._excluded_until_s.get((topic, status.node), 0.0) <= now
+            and self._excluded_until_s.get((topic, status.node, known), 0.0) <= now
             # One that was behind the cut counts the log as it is, up to the gap, and has nothing of what the log lost.
             # Its files would take the place of the only data that the log continues behind.
             and (gap is None or status.sealed_offset >= gap.offset)
@@ -243,7 +244,8 @@ class RecoveryCoordinator:
         return known.record if known is not None else self._environment.cursor(topic).gap
 
     def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
-        exclusion_s = FAILED_EXCLUSION_S
+        # Files that a log without the gap proves wrong may be those that it continues behind.
+        exclusion_s, gap = FAILED_EXCLUSION_S, group.health.conditions.gap
         try:
             if not self._is_decided(topic, group):
                 if plan.method is RecoveryMethod.REBUILD:
@@ -277,7 +279,7 @@ class RecoveryCoordinator:
         finally:
             self._copying.discard(topic)
             self.release(topic)
-        self._excluded_until_s[topic, plan.source] = self._clock.monotonic_s() + exclusion_s
+        self._excluded_until_s[topic, plan.source, gap] = self._clock.monotonic_s() + exclusion_s
         _log.warning("copy not complete", group=group.name, source=plan.source, reason=recovery.reason)
 
     def _copy(self, topic: str, group: Group, recovery: Recovery, source: str, url: str) -> None:

@@ -61,7 +61,7 @@ RECOVERY = (
     Mutant(
         "failed_source_tried_again_at_once",
         "recovery/coordinator.py",
-        "            and self._excluded_until_s.get((topic, status.node), 0.0) <= now\n",
+        "            and self._excluded_until_s.get((topic, status.node, known), 0.0) <= now\n",
         "",
         (STEPS,),
     ),

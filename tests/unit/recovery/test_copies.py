@@ -156,6 +156,18 @@ def test_a_member_that_has_read_another_log_is_no_source_for_long(recovery: Reco
     assert recovery.coordinator._sources(TOPIC, recovery.node.group)
 
 
+def test_a_member_that_an_accepted_gap_proves_right_is_a_source_at_once(recovery: Recovery, tmp_path: Path) -> None:
+    """The schedule: a log is cut, and a copy is compared with it before its source notices the loss.
+
+    The log continues behind that member then, and its files are all that is left of what was cut.
+    """
+    assert 0 == copy(recovery, Member(tmp_path, recovery, b"x" * 16))
+    assert not recovery.coordinator._sources(TOPIC, recovery.node.group)
+    gap = LogBase(recovery.node.topic_id(TOPIC), SEALED, SEALED, b"x" * 16)
+    recovery.wrong_data.mark(TOPIC, "its log continues behind another record", gap=gap)
+    assert recovery.coordinator._sources(TOPIC, recovery.node.group)
+
+
 @pytest.mark.parametrize("agrees", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
 def test_without_the_whole_log_a_copy_is_compared_with_another_member(
