@@ -217,7 +217,8 @@ class Node:
         groups, state = self.groups, self._follower.state
         standing = Standing(joining=joining_reason(state, self.name), leaving=leaving_reason(state, self.name))
         self.positions = LogPositions(groups, self.log_consumer, self._local.ends)
-        self.readiness = Readiness(groups, self.log, self.log_consumer, self.heartbeat, self.positions, standing)
+        parts = (self.log_consumer, self.heartbeat, self.positions, self.identity.topics)
+        self.readiness = Readiness(groups, self.log, *parts, standing)
         self.statuses = GroupStatuses(self.identity, groups, self.log_consumer, self.heartbeat, self.readiness)
 
     def _build_queries(self) -> None:

@@ -15,6 +15,7 @@ from headrace.consumers.replication.election import Decision
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State, Use
 from headrace.consumers.replication.group_registry import GroupNotHere
+from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import NO_ROLE
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -93,9 +94,12 @@ class Readiness:
         log_consumer: LogConsumer,
         heartbeat: Heartbeat,
         positions: LogPositions,
+        topic_ids: Mapping[str, str],
         standing: Standing = Standing(),
     ) -> None:
+        """`topic_ids`: the logs that the data of the groups is of."""
         self._groups = groups
+        self._topic_ids = topic_ids
         self._log = log
         self._log_consumer = log_consumer
         self._heartbeat = heartbeat
@@ -126,7 +130,21 @@ class Readiness:
             return "it begins with the next slot table"
         if not self.positions.caught_up(topic):
             return self.positions.lag_reason(topic)
-        return self._awaited_of_senders(topic)
+        return self._log_before(topic, self._groups[topic]) or self._awaited_of_senders(topic)
+
+    def _log_before(self, topic: str, group: Group) -> str:
+        """Who has read another log of a group than this node, in whose log nobody has led yet."""
+        # The schedule: a topic is made again, and the disk of a member is replaced. It finds an empty log, and would
+        # serve what is in it. The others hold what was in the log before, and nobody could accept the gap: no gap is
+        # accepted while a member serves. A log with a leader is one that members have served: a member with the data
+        # of another one, which was away all that time, keeps nobody from that.
+        if group.applied.leader is not None:
+            return ""
+        known = self._topic_ids.get(topic)
+        others = (each for each in self._heartbeat.live(group.name, group.members) if each.topic_id != known)
+        if (other := next(others, None)) is None:
+            return ""
+        return f"node {other.node} has read another topic {topic}, made before this one; {lost_log_choices(group.name)}"
 
     def _awaited_of_senders(self, topic: str) -> str:
         # Files of moved slots are not among them: queries know which slots these are, and ask the donor.
@@ -195,9 +213,9 @@ class Readiness:
     def objections(self) -> list[str]:
         """Why this node must not even answer from what it had: data that it does not trust, or may be behind."""
         reasons = [
-            f"group {group.name}: {group.health.reason}"
-            for group in self._groups.values()
-            if group.health.refuses(Use.READS)
+            f"group {group.name}: {why}"
+            for topic, group in self._groups.items()
+            if (why := group.health.reason if group.health.refuses(Use.READS) else self._log_before(topic, group))
         ]
         if self._log_consumer.journal_fault:
             reasons.append(f"journal: {self._log_consumer.journal_fault}")

@@ -221,7 +221,7 @@ class ClusterNode:
     def _build_statuses(self, local: LocalGroups) -> None:
         parts = (self.log_consumer, self.heartbeat)
         self.positions = LogPositions(self.groups, self.log_consumer, local.ends, self.clock)
-        self.readiness = Readiness(self.groups, self.log, *parts, self.positions)
+        self.readiness = Readiness(self.groups, self.log, *parts, self.positions, self.identity.topics)
         self.statuses = GroupStatuses(self.identity, self.groups, *parts, self.readiness, TAKE_BACK_MS, self.clock)
         self.statuses.http_address = self.name
 

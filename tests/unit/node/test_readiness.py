@@ -43,7 +43,8 @@ class Tasks(NoTasks):
 def readiness_of(group: Any, consumer: Any, heartbeat: Any) -> Readiness:
     """The readiness of a node with one group, at the end of its log."""
     groups = {TOPIC: group}
-    return Readiness(groups, MemoryLog(), consumer, heartbeat, LogPositions(groups, consumer, {TOPIC: 0}))
+    positions = LogPositions(groups, consumer, {TOPIC: 0})
+    return Readiness(groups, MemoryLog(), consumer, heartbeat, positions, {TOPIC: "present"})
 
 
 def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> None:
@@ -120,6 +121,34 @@ def test_a_full_disk_is_named_where_people_look() -> None:
     assert ["joining", "journal: no space left"] == readiness.refusals()
 
 
+@pytest.mark.parametrize(
+    ("leader", "other", "waits"), [(None, "before", True), (None, "present", False), ("n2", "before", False)]
+)
+def test_an_empty_log_does_not_count_while_another_member_has_read_the_log_before(
+    leader: str | None, other: str, waits: bool
+) -> None:
+    """A topic is made again, and the disk of a member is replaced: it would serve nothing, and nobody could accept the
+    gap. In a log with a leader members have served: one that was away with the data of before keeps them from nothing.
+    """
+    health = SimpleNamespace(reason="", refuses=lambda _use: False)
+    applied = SimpleNamespace(offset=-1, leader=leader)
+    store = SimpleNamespace(awaited=list)
+    group: Any = SimpleNamespace(name="g", members=("n1", "n2"), health=health, applied=applied, store=store)
+    consumer: Any = SimpleNamespace(
+        position=lambda _topic: 0,
+        needed_end=lambda _topic: 0,
+        durable_offset=lambda _topic: -1,
+        journal_fault="",
+        topic_fault=lambda _topic: "",
+    )
+    live = [replace(STATUS, node="n1", topic_id="present"), replace(STATUS, node="n2", topic_id=other, log_lost=True)]
+    readiness = readiness_of(group, consumer, SimpleNamespace(live=lambda _group, _members: live))
+    reason = readiness.reason(TOPIC)
+    assert waits is reason.startswith(f"node n2 has read another topic {TOPIC}")
+    assert waits is bool(reason)
+    assert readiness.objections() == ([f"group g: {reason}"] if waits else [])
+
+
 def test_a_merge_that_waits_for_files_names_why_they_do_not_come() -> None:
     """The merge follows from a full disk, which is what an operator must look at; without a cause it is named alone."""
     merge = "compaction at version 365 waits for 12ab"
@@ -159,7 +188,7 @@ def test_what_a_log_of_its_own_has_acknowledged_is_confirmed() -> None:
     parts: Any = SimpleNamespace()
     confirmed = []
     for each in (log, MemoryLog()):
-        readiness = Readiness({}, each, consumer, parts, parts)
+        readiness = Readiness({}, each, consumer, parts, parts, {})
         confirmed.append((readiness.confirmed_offset(TOPIC), readiness.durable_offset(TOPIC)))
     assert [(9, 3), (3, 3)] == confirmed
 
