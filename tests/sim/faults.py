@@ -10,6 +10,7 @@ from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.connectors.log.port import TopicState
 from headrace.consumers.recovery.log_gap import GapRefused
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import LogBase
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FORMAT, FORMAT_HEADER, format_headers
 from headrace.schemas.messages import (
@@ -110,11 +111,18 @@ class Faults:
             node.start()
         self._simulation.broker.undeliverable.clear()
         if any(node.started and node.tampered for node in self._simulation.nodes.values()):
-            # Members compare samples, so the log continues up to one behind the fault.
-            for _ in range(CHAIN_INTERVAL):
-                self._garbage("", node, 0)
+            self._pass_a_sample()
         if ACCEPTED in self.names:
             self._operate()
+
+    def _pass_a_sample(self) -> None:
+        """Members compare samples, so the log continues up to one behind the fault, once it takes records again."""
+        broker = self._simulation.broker
+        if broker.is_away(TOPIC):
+            self._world.after(broker.away_until_ms[TOPIC] - self._world.now_ms, self._pass_a_sample)
+            return
+        for _ in range(CHAIN_INTERVAL):
+            self._garbage("", next(iter(self._simulation.nodes.values())), 0)
 
     # Processes.
 
@@ -179,15 +187,24 @@ class Faults:
             node.tamper()
 
     def _keeps(self, victim: ClusterNode, *, trimmed: bool = False) -> bool:
-        """One disk must keep what was trimmed from the log: without it the data is lost in any system."""
+        """One disk must keep what was trimmed from the log, or lost: without it the data is lost in any system."""
         begin = self._simulation.broker.topics[TOPIC].begin
-        return (begin == 0 and not trimmed) or any(
-            node is not victim
+        others = [
+            node
+            for node in self._simulation.nodes.values()
+            if node is not victim
             and node.started
             and not (node.disk.full or node.disk.sealed.rotten or node.identity.wrong)
-            and node.log_consumer.durable_offset(TOPIC) + 1 >= begin
             and node.group.health.conditions.recovery is None
-            for node in self._simulation.nodes.values()
+        ]
+        if self._is_accepted:
+            # One that serves may have been behind the cut, and has yet to notice.
+            return any(node.serves() and node.group.replica.state.base != LogBase() for node in others)
+        if not self._is_whole:
+            lost = [node.group.version for node in others if node.group.health.holds(State.LOST)]
+            return victim.started and victim.group.version <= max(lost, default=-1)
+        return (begin == 0 and not trimmed) or any(
+            node.log_consumer.durable_offset(TOPIC) + 1 >= begin for node in others
         )
 
     # The network and the log.
@@ -278,26 +295,34 @@ class Faults:
         self._world.note(f"the broker's clock steps by {step_ms} ms")
 
     def _truncate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
-        self.can_converge = ACCEPTED in self.names
-        self._lose()
-        self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
+        if self._lose():
+            self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
 
     def _away(self, _fault: str, _node: ClusterNode, heal_ms: float) -> None:
         """The log is gone for longer than the start of a broker takes, and is restored as it was, with its id."""
         self._simulation.broker.away_until_ms[TOPIC] = self._world.now_ms + int(1_000 * GONE_AFTER_S + heal_ms)
 
     def _recreate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
-        self.can_converge = ACCEPTED in self.names
-        self._lose()
-        self._simulation.broker.make(TOPIC)
+        if self._lose():
+            self._simulation.broker.make(TOPIC)
 
-    def _lose(self) -> None:
-        """The log is about to lose records, perhaps again before an operator has accepted the loss before."""
+    def _lose(self) -> bool:
+        """The log is about to lose records, perhaps again before an operator has accepted the loss before.
+
+        Not while a damaged disk holds most: the log was to rebuild what is on it.
+        """
+        nodes = [node for node in self._simulation.nodes.values() if node.started]
+        damaged = [node for node in nodes if node.disk.sealed.rotten or node.identity.wrong]
+        kept = max((node.group.version for node in nodes if node not in damaged), default=0)
+        if any(node.group.version > kept for node in damaged):
+            return False
+        self.can_converge = ACCEPTED in self.names
         # Then members hold parts of two histories, and the operator keeps one of them.
         if self._is_whole or (self._is_accepted and any(map(_serves, self._simulation.nodes.values()))):
             self._is_whole = self._is_accepted = False
         else:
             self._simulation.give_up_acknowledged()
+        return True
 
     def _accept(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         """An operator runs `headrace accept-gap`, which asks the member that has most. See AdminClient.accept_gap."""

@@ -30,6 +30,7 @@ SOAK_SEEDS_AT_ONCE = 5_000
 SLOW_SEEDS = 5_000
 LOST_SEEDS = 6
 LOST_AGAIN = (*LOST_LOGS, ACCEPTED, "pause", "pause inside", "cut reads", "cut sends")
+LOST_WITH_DISKS = (*LOST_AGAIN, "kill", "power loss", "wipe", "corrupt")
 REAL_SEEDS = 4
 REAL_SOAK_SEEDS = 500
 REAL = tuple(fault for fault in COMMON if fault != "tamper")
@@ -107,12 +108,18 @@ def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
 
 
 @pytest.mark.timeout(600)
+def test_a_log_and_disks_that_are_lost_are_continued() -> None:
+    """A replaced disk finds a log that was made again (1, 5), a copy is compared with one that was cut (32, 900011)."""
+    run_seeds((*range(8), 32, 900_001, 900_011, 900_027), LOST_WITH_DISKS)
+
+
+@pytest.mark.timeout(600)
 def test_a_log_that_is_restored_is_followed_again() -> None:
     """Every member reports it as lost, and none of them needs a restart or an operator once it is there again.
 
     In the second half of the schedules it is cut or made again as well.
     """
-    run_seeds(range(16), (RESTORED, *COMMON))
+    run_seeds((*range(16), 900_144), (RESTORED, *COMMON))
     run_seeds((*range(16), 700_008, 700_037, 700_192), (RESTORED, RESTORED, *LOST_AGAIN))
 
 
@@ -130,6 +137,7 @@ def test_many_logs_that_are_restored() -> None:
 def test_many_logs_that_are_lost_again_and_again() -> None:
     """The soak test of the same, also over real stores."""
     run_seeds(range(800), LOST_AGAIN)
+    run_seeds(range(8, 800), LOST_WITH_DISKS)
     run_real_seeds(range(400), LOST_AGAIN)
 
 
