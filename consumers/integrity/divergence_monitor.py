@@ -130,11 +130,16 @@ class DivergenceMonitor:
 
     def _witness(self, topic: str, group: Group, end: int) -> Status | None:
         """A member that has read what a log with this end does not hold, or that reports its log as lost."""
+        base = group.replica.state.base
         return next(
             (
                 each
                 for each in self._environment.live(group)
-                if each.topic_id == self._environment.topic_id(topic) and (each.log_lost or each.durable_offset >= end)
+                if each.topic_id == self._environment.topic_id(topic)
+                and (each.log_lost or each.durable_offset >= end)
+                # Behind an accepted gap: what that member misses is here. It may be unable to follow for long, as
+                # with a full disk, and would keep all others from serving.
+                and (base == LogBase() or each.version > base.version)
             ),
             None,
         )

@@ -108,6 +108,24 @@ def test_a_truncated_log_is_reported_only_after_a_while_and_taken_back(node: Fak
     assert node.group.health.state is None
 
 
+@pytest.mark.parametrize(("version", "stops"), [(2, False), (3, True)])
+def test_a_member_that_cannot_follow_behind_an_accepted_gap_stops_nobody(
+    node: FakeNode, version: int, stops: bool
+) -> None:
+    """Its disk is full, so it reports its log as lost for long: what the log lost is here. One that has read more than
+    the anchor has lost the log once more.
+    """
+    clock = ManualClock()
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    monitor = DivergenceMonitor(node.log, node, ends, SimpleNamespace(), clock)
+    node.group.replica.state.base = LogBase(node.topic_id(TOPIC), 1, 2)
+    node.live_statuses = [replace(STATUS, node="n2", version=version, log_lost=True)]
+    for _ in range(3):
+        monitor.turn()
+        clock.now_s += GONE_AFTER_S / 2
+    assert stops is node.group.health.holds(State.TRUNCATED)
+
+
 def test_a_topic_that_is_deleted_is_no_matter_of_the_comparison(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
