@@ -45,7 +45,9 @@ def most_advanced(live: Sequence[Status]) -> Status | None:
     """The member of a group that has lost its log whose newest record becomes the anchor of a gap."""
     # A member that consumes the rest of a truncated log may count a higher version than the members that
     # hold the truncated records. Only members that noticed the loss have the data worth keeping.
-    losers = [each for each in live if each.log_lost] or live
+    # Wrong data is continued by nobody, however much it is.
+    sound = [each for each in live if each.durable_offset >= 0 or not each.version] or live
+    losers = [each for each in sound if each.log_lost] or sound
     return max((each for each in losers if each.http), key=lambda each: each.version, default=None)
 
 

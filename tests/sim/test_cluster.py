@@ -111,6 +111,8 @@ def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
 def test_a_log_and_disks_that_are_lost_are_continued() -> None:
     """A replaced disk finds a log that was made again (1, 5), a copy is compared with one that was cut (32, 900011)."""
     run_seeds((*range(8), 32, 900_001, 900_011, 900_027), LOST_WITH_DISKS)
+    # A member with wrong data counts most.
+    run_seeds((900_313,), (RESTORED, RESTORED, *LOST_AGAIN, "wipe", "kill", "full", "sync fails"))
 
 
 @pytest.mark.timeout(600)

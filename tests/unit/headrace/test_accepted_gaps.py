@@ -50,6 +50,14 @@ def test_a_member_that_cannot_have_noticed_the_loss_may_hold_more(changed: dict[
     assert [] == unaware_of_loss([replace(BEST, log_lost=False), unaware], replace(BEST, log_lost=False), LOG)
 
 
+def test_a_member_with_wrong_data_decides_nothing() -> None:
+    """It may count most, and its node refuses every gap: the group would never continue."""
+    wrong = replace(BEST, node="n3", version=30, durable_offset=-1)
+    assert BEST == most_advanced([wrong, BEST])
+    empty = replace(wrong, version=0)
+    assert empty == most_advanced([empty])
+
+
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     """The log of a cluster whose nodes were in sync when they ended, right now."""
