@@ -52,20 +52,23 @@ def most_advanced(live: Sequence[Status]) -> Status | None:
 
 
 def unaware_of_loss(live: Sequence[Status], best: Status, log: TopicState) -> list[Status]:
-    """The members that may have read more of the log than `best` before it was lost, and do not know of that yet.
+    """The members that may have read more of the log than `best` before it was lost, and do not show it yet.
 
     `log`: the topic as it is now.
     """
     # The schedule: the log is made again while a member cannot read Kafka, and its heartbeats arrive all the same.
     # It has most, and the gap would begin behind a member that has less.
-    return [
-        each
-        for each in live
-        if best.log_lost
-        and not each.log_lost
-        and each.version > best.version
-        and (each.topic_id != log.topic_id or each.durable_offset >= log.end or each.reason == FENCED)
-    ]
+    return [each for each in live if best.log_lost and each.node != best.node and _may_hold_more(each, best, log)]
+
+
+def _may_hold_more(member: Status, best: Status, log: TopicState) -> bool:
+    # A version counts what was applied. More may be durable: a member that a record has stopped applies none of it
+    # before its next start.
+    applies = member.durable_offset > member.offset
+    if member.log_lost:
+        return applies
+    reads_on = member.topic_id == log.topic_id and member.durable_offset < log.end and member.reason != FENCED
+    return not reads_on and (applies or member.version > best.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +178,9 @@ class AdminClient:
         unaware = [each.node for each in unaware_of_loss(live, best, self._view.log_state(group))]
         if len(missing) + len(unaware) > missing_max:
             raise GapUnacceptable(
-                f"{', '.join(unaware)} of group {group} may hold more than {best.node}, and has not noticed the loss yet",
-                action="wait until it reads the log, or give up what only such members have: "
+                f"{', '.join(unaware)} of group {group} may hold more than {best.node}, and has not noticed the loss yet, "
+                "or not applied all that it has read",
+                action="wait until it has, restart it if a record has stopped it, or give up what only such members have: "
                 f"--allow-missing {len(missing) + len(unaware)}",
             )
         resume = "" if resume_offset is None else f"&resume={resume_offset}"

@@ -46,7 +46,7 @@ def test_a_member_that_cannot_have_noticed_the_loss_may_hold_more(changed: dict[
     """It follows another topic, has read more than there is, or reads nothing; one that holds less does not matter."""
     unaware = replace(OTHER, **changed)
     assert [unaware] == unaware_of_loss([BEST, unaware], BEST, LOG)
-    assert [] == unaware_of_loss([BEST, replace(unaware, version=20)], BEST, LOG)
+    assert [] == unaware_of_loss([BEST, replace(unaware, version=20, offset=40)], BEST, LOG)
     assert [] == unaware_of_loss([replace(BEST, log_lost=False), unaware], replace(BEST, log_lost=False), LOG)
 
 
@@ -56,6 +56,16 @@ def test_a_member_with_wrong_data_decides_nothing() -> None:
     assert BEST == most_advanced([wrong, BEST])
     empty = replace(wrong, version=0)
     assert empty == most_advanced([empty])
+
+
+def test_a_member_that_has_not_applied_all_that_it_has_read_may_hold_more() -> None:
+    """A record has stopped it, and what it has read behind that is in its journal."""
+    stopped = replace(BEST, node="n3", version=10, offset=12, durable_offset=35)
+    assert [stopped] == unaware_of_loss([BEST, stopped], BEST, LOG)
+    assert [] == unaware_of_loss([BEST, replace(stopped, offset=35)], BEST, LOG)
+    unnoticed = replace(stopped, log_lost=False, topic_id="before")
+    assert [unnoticed] == unaware_of_loss([BEST, unnoticed], BEST, LOG)
+    assert [] == unaware_of_loss([BEST, replace(unnoticed, topic_id="t")], BEST, LOG), "it follows what the log has"
 
 
 @pytest.fixture
