@@ -68,7 +68,7 @@ class NodeClient:
 
     def status(self) -> dict[str, Any]:
         """The node's status (see `headrace.consumers.serve.node_api.NodeStatus`)."""
-        return self._document(dict, "GET", "/api/v1/status")
+        return self._document(dict, "GET", "/api/v1/status", having="node")
 
     def cluster(self) -> dict[str, Any]:
         """Nodes, groups and the running change, as `headrace cluster show --json` has them."""
@@ -124,11 +124,12 @@ class NodeClient:
 
     def running_queries(self) -> list[dict[str, Any]]:
         """The queries that run at the node."""
-        return self._document(list, "GET", "/api/v1/queries")
+        return self._document(list, "GET", "/api/v1/queries", having="sql")
 
     def kill(self, query_id: str) -> None:
         """End a query. Raises QueryUnknown."""
-        self._document(dict, "DELETE", f"/api/v1/queries/{quote(query_id, safe='', errors='surrogateescape')}")
+        path = f"/api/v1/queries/{quote(query_id, safe='', errors='surrogateescape')}"
+        self._document(dict, "DELETE", path, having="killed")
 
     def schemas(self) -> dict[str, Any]:
         """Every database and table that the cluster knows (see `headrace.schemas.table_documents`)."""
@@ -161,14 +162,16 @@ class NodeClient:
         document: Mapping[str, Any] | None = None,
         *,
         content: bytes | memoryview | None = None,
+        having: str = "",
     ) -> _Document:
-        """The JSON of an answer. Raises NodeRefused where something other than a node answers."""
+        """The JSON of an answer, or of each entry, with a field. Raises NodeRefused where no node answers."""
         with self._request(method, path, document, content=content) as answer:
             try:
                 found = answer.json()
             except ValueError as error:
                 raise not_a_node(self.url) from error
-        if not isinstance(found, kind):
+        entries = found if isinstance(found, list) else [found]
+        if not isinstance(found, kind) or (having and not all(having in each for each in entries)):
             raise not_a_node(self.url)
         return found
 

@@ -73,7 +73,7 @@ class NodeStore:
 
     def identity(self) -> str:
         """The identity of the store; nothing changes there."""
-        return str(self._call(self._url, "GET", "/centres", None)["store"])
+        return str(_centres(self._url)["store"])
 
     def check_databases(self, wanted: Collection[str], *, may_come: bool) -> None:
         """Raises DatabaseNotHere for a database without tables, dropped ones included. Nothing changes there."""
@@ -249,6 +249,16 @@ def _answer(
         raise NodeUnreachable(f"{url} did not answer whole", reason="its answer was cut") from error
 
 
+def _centres(url: str) -> Any:
+    """The store at an address, and the centres that it sends to. Raises as `_answer`, and NodeRefused for another service."""
+    found = _answer(f"{url}/api/v1/sync/centres")
+    if not isinstance(found, dict) or not {"store", "centres"} <= found.keys():
+        raise NodeRefused(
+            f"{url} answers, and not as a node of this build does", action="is this the address of a node?"
+        )
+    return found
+
+
 def _with_action(url: str, error: NodeRefused) -> NodeRefused:
     """A refusal whose action is one: that of the client has it behind its message, for lines that show no other."""
     document = error.document
@@ -367,7 +377,7 @@ class _RemoteFile:
 def forget_centre(url: str, cluster: str) -> list[str]:
     """Let the nodes of a store forget every centre of a name; their identities. Raises CentreNotHere, NodeUnreachable."""
     root = f"{url.rstrip('/')}/api/v1/sync"
-    known = _answer(f"{root}/centres")["centres"]
+    known = _centres(url.rstrip("/"))["centres"]
     found = [str(each["centre"]) for each in known if each["cluster"] == cluster]
     if not found:
         names = ", ".join(sorted({str(each["cluster"]) for each in known})) or "none"

@@ -140,6 +140,27 @@ def test_the_action_of_a_refusal_is_its_own(url: str, ask: Callable[[str], objec
     assert (TAKEN["action"], "CentreTaken") == (error.action, error.document["kind"])
 
 
+@pytest.mark.parametrize(
+    "ask", [lambda url: NodeStore(url, "id", "c", "v", "").identity(), lambda url: forget_centre(url, "c")]
+)
+@pytest.mark.parametrize("body", [b"{}", b"17", b"[]"])
+def test_another_service_than_a_node_is_named(body: bytes, ask: Callable[[str], object]) -> None:
+    """`sync forget` and `sync send` at an address with a letter wrong ended with a traceback."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Other) as url, pytest.raises(NodeRefused, match=f"{url} answers, and not as a node"):
+        ask(url)
+
+
 @pytest.mark.parametrize("url", [Forgetful], indirect=True)
 def test_a_centre_that_is_no_longer_known_has_an_error_of_its_own(url: str) -> None:
     """A sender makes it known again, and does not wait for what no waiting brings."""

@@ -57,10 +57,12 @@ def answering(body: bytes) -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"17", b"\xff\xfe\x00"], ids=["page", "number", "bytes"])
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"17", b"\xff\xfe\x00", b"{}", b"[{}]"], ids=["page", "number", "bytes", "object", "list"]
+)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_another_service_answers_is_no_answer_of_a_node(command: tuple[str, ...], body: bytes) -> None:
-    """One JSON error. It was a traceback, or with `--json` the page itself and exit code 0."""
+    """One JSON error. It was a traceback, or the page itself and exit code 0, or a query that was "killed"."""
     with answering(body) as address:
         ended = CliRunner().invoke(build_app(command), [*command, "--node", address, "--json"])
     assert (1, "") == (ended.exit_code, ended.stdout)
