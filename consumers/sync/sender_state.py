@@ -212,7 +212,7 @@ class SenderState:
                 lowest[record.group] = min(record.version, lowest.get(record.group, record.version))
         if files is None:
             # Those that were forgotten are new when they are listed, and count then.
-            self._put_counters(replace(self.counters, accepted=0, bytes_accepted=0))
+            self._put_counters(replace(self.counters, accepted=0, rejected=0, bytes_accepted=0))
         for group, version in lowest.items():
             known = self.group(group)
             error = known.error if files is not None else ""
