@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from headrace.connectors.log.port import Log, TopicMissing
+from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
 from headrace.connectors.log.topic_settings import FORWARD
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.group_changes import GroupChanges, group_changes
@@ -86,16 +86,18 @@ class GroupLifecycle:
         """
         with self._step:
             self._wanted = wanted
-            changes, busy = self._step_to(wanted, ended)
+            changes, busy, failure = self._step_to(wanted, ended)
             self._heartbeat.send_now()
+            if failure is not None:
+                raise failure
             if busy:
                 raise GroupBusy("; ".join(busy), retriable=True)
             return changes
 
     def _step_to(
         self, wanted: Mapping[GroupKey, Founding], ended: Collection[GroupKey]
-    ) -> tuple[GroupChanges, list[str]]:
-        """What was done, and what keeps the rest from being done now."""
+    ) -> tuple[GroupChanges, list[str], Exception | None]:
+        """What was done, what keeps the rest from being done now, and the first error of a group that was not opened."""
         groups, keys, busy = self._local.groups, self._local.keys, list[str]()
         changes = group_changes({keys[topic] for topic in groups}, wanted)
         # A group that was leaving when it became wanted again is closed first: it may have lost a part of itself. So
@@ -107,7 +109,7 @@ class GroupLifecycle:
         ]
         leaving = [*other, *(topic for topic, group in groups.items() if group.health.holds(State.LEAVING))]
         closing = [(topic, keys[topic]) for topic in groups if keys[topic] in changes.closed or topic in leaving]
-        closed, opened = list[GroupKey](), list[GroupKey]()
+        closed, opened, failures = list[GroupKey](), list[GroupKey](), list[Exception]()
         for topic, key in closing:
             if why := self._close(topic, groups[topic]):
                 busy.append(f"group {key.group} is closed once {why}")
@@ -123,7 +125,12 @@ class GroupLifecycle:
                 opened.append(key)
             except TopicMissing as error:
                 busy.append(f"group {key.group} is not opened: {error}")
-        return GroupChanges(tuple(opened), tuple(closed)), busy
+            except LogUnavailable:
+                # Without Kafka each of the others would wait in vain as well.
+                raise
+            except (HeadraceError, OSError) as error:
+                failures.append(error)
+        return GroupChanges(tuple(opened), tuple(closed)), busy, next(iter(failures), None)
 
     def _open(self, key: GroupKey, founding: Founding, *, create: bool) -> None:
         topic = self._local.topics.forward(key.group, key.birth)
@@ -133,7 +140,6 @@ class GroupLifecycle:
         # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
         self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
         self._positions.admit(topic, self._local.ends[topic])
-        group.start()
         self._local.groups.put(topic, group)
         self._log_consumer.rejoin(topic, None)
         _log.info("group opened", group=group.key, members=group.members, version=group.version)

@@ -216,13 +216,15 @@ class LocalGroups:
             self._open_groups.remove(group)
 
     def add(self, key: GroupKey, founding: Founding, state: TopicState) -> tuple[str, Group]:
-        """Open a group that comes while the node runs, whose log is in that state; it is in no registry yet.
+        """Open and start a group that comes while the node runs, whose log is in that state; it is in no registry yet.
 
         It has what the directory holds of it, mostly nothing. Raises StoreError, OSError.
         """
         topic = self._place(key, founding)
         try:
-            return topic, self._add(topic, key, state)
+            group = self._add(topic, key, state)
+            group.start()
+            return topic, group
         except BaseException:
             # Opened in part: the next attempt must find its store unlocked.
             for group in [group for group in self._open_groups if group.key == group_name(key)]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +19,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.topic_settings import TopicSettings
 from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.cluster_topics import TopicUnsuitable
 from headrace.consumers.membership.group_changes import groups_at
 from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.slot_table import SlotTable
@@ -31,6 +33,7 @@ from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.founding import Founding
+from headrace.consumers.replication.group import Group
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
@@ -303,6 +306,49 @@ def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     following(JOINED, node)
     ready(node)
     assert ROWS == rows_at(node, "wells")
+
+
+def test_a_group_that_cannot_be_opened_keeps_no_other_from_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic with wrong settings is for an operator: the rest of what a change brings comes meanwhile."""
+    node = nodes.running["n0"]
+    following(LEFT, node)
+    first = next(iter(groups_at(JOINED, "n0")))
+    unsuitable = nodes.topics.forward(first.group, first.birth)
+    ensure = node.cluster_topics.ensure
+
+    def refuse(needed: Mapping[str, TopicSettings]) -> None:
+        if unsuitable in needed:
+            raise TopicUnsuitable(f"topic {unsuitable} has settings that the cluster cannot work with")
+        ensure(needed)
+
+    monkeypatch.setattr(node.cluster_topics, "ensure", refuse)
+    with pytest.raises(TopicUnsuitable):
+        following(JOINED, node)
+    assert {"n1", "n0@2"} - {group_name(first)} == held(node)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_group_that_does_not_start_is_opened_by_a_later_attempt(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A machine without a thread to spare is one for a moment."""
+    node = nodes.running["n0"]
+    following(LEFT, node)
+    fails = [RuntimeError("can't start new thread")] * times
+    start = Group.start
+
+    def refuse(group: Group) -> None:
+        if fails:
+            raise fails.pop()
+        start(group)
+
+    monkeypatch.setattr(Group, "start", refuse)
+    for _ in range(times):
+        with pytest.raises(RuntimeError):
+            follow(node, JOINED)
+        assert set() == held(node)
+    following(JOINED, node)
+    ready(node)
 
 
 class Killed(Exception):
