@@ -8,6 +8,7 @@ phase the thread takes what comes ten times a second: clients that write the sam
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
@@ -251,3 +252,5 @@ def open_routing(
             if deadline.passed():
                 raise
             on_wait(error)
+            # Some errors come at once.
+            time.sleep(RETRY_S)

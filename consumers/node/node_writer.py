@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from headrace.producers.group_writer import GroupWriter, GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.settings import WriteSettings
 from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, Catalogue, TableSchema, TimeResolution
 
 OPEN_TIMEOUT_S = 10.0
@@ -36,6 +38,8 @@ class NodeWriter:
         self._log = log
         self._topics = topics
         self._lock = threading.Lock()
+        self._refused: tuple[float, HeadraceError] | None = None
+        """The newest attempt to connect that failed: its end, and why."""
         self._cluster: Cluster | None = None
         self._groups: GroupWriter | None = None
         self._opened = ExitStack()
@@ -50,6 +54,8 @@ class NodeWriter:
         """See WriteApi."""
         cluster = self._open()
         with self._lock:
+            # Nobody would end one that is made behind `close`.
+            self._check_open()
             if self._groups is None:
                 waiting_bytes_max = self.settings.http_waiting_mb_max * 1_000_000
                 self._groups = GroupWriter(cluster, self._writer_settings(WriteOptions()), waiting_bytes_max)
@@ -97,23 +103,38 @@ class NodeWriter:
 
     def close(self) -> None:
         """Write what waits for a moment, and take no more."""
+        # First: an attempt to connect ends by it, and whoever waits for that one begins none.
+        self._closed = True
         with self._lock:
-            self._closed, self._cluster = True, None
+            self._cluster = None
         if self._groups is not None:
             self._groups.close(STOP_FLUSH_S)
         self._opened.close()
 
     def _open(self) -> Cluster:
+        called_s = time.monotonic()
         with self._lock:
-            if self._closed:
-                raise WriterClosed("the node is stopping", action="write to another node")
+            self._check_open()
+            # Without Kafka each of many requests would make an attempt of its own, one behind another.
+            if self._refused is not None and self._refused[0] >= called_s:
+                raise self._refused[1]
             if self._cluster is None:
-                self._cluster = self._connect()
+                try:
+                    self._cluster = self._connect()
+                except HeadraceError as error:
+                    self._refused = time.monotonic(), error
+                    raise
             return self._cluster
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WriterClosed("the node is stopping", action="write to another node")
 
     def _connect(self) -> Cluster:
         with ExitStack() as undo:
-            routing = open_routing(self._log, self._topics, Deadline(OPEN_TIMEOUT_S))
+            routing = open_routing(
+                self._log, self._topics, Deadline(OPEN_TIMEOUT_S), on_wait=lambda _: self._check_open()
+            )
             undo.callback(routing.close)
             tables = SchemaLog(self._log, self._topics)
             undo.callback(tables.close)

@@ -7,12 +7,13 @@ from contextlib import closing
 
 import pytest
 
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.port import LogUnavailable, TopicState
 from headrace.consumers.membership import routing as routing_module
 from headrace.consumers.membership.bootstrap import NoCluster
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.membership.routing import MembershipRouting, route_of
+from headrace.consumers.membership.routing import MembershipRouting, open_routing, route_of
 from headrace.schemas.framing import FORMAT, FormatTooNew, format_headers
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import ChangeKind
@@ -193,3 +194,17 @@ def test_closing_ends_the_thread_and_may_be_repeated(cluster: Growing) -> None:
     other.close()
     other.close()
     assert not thread.is_alive()
+
+
+def test_a_log_that_refuses_at_once_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked without a pause, which took a processor, and showed thousands of lines."""
+    refused: list[LogUnavailable] = []
+
+    def refuse(*_: object, **__: object) -> TopicState:
+        raise LogUnavailable("topic c.membership has no leader", retriable=True)
+
+    log = MemoryLog()
+    monkeypatch.setattr(log, "describe", refuse)
+    with pytest.raises(LogUnavailable):
+        open_routing(log, TOPICS, Deadline(0.5), refused.append)
+    assert 0 < len(refused) < 10
