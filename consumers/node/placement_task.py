@@ -107,10 +107,13 @@ class PlacementTask:
             self.fault = ""
         except GroupBusy:
             return
-        except (HeadraceError, OSError) as error:
-            if str(error) != self.fault:
-                _log.warning("groups do not follow the membership log", error=str(error))
-            self.fault = str(error)
+        except Exception as error:
+            # Whatever it is, it is shown, and tried again at the next turn.
+            why = _reason(error)
+            if why != self.fault:
+                unknown = not isinstance(error, HeadraceError | OSError)
+                _log.warning("groups do not follow the membership log", error=why, exc_info=unknown)
+            self.fault = why
 
     def step(self, state: MembershipState) -> None:
         """Do what a state asks for; an older one than before changes nothing.
@@ -160,8 +163,8 @@ class PlacementTask:
             self.lifecycle.follow(wanted, state.ended)
         except GroupBusy as error:
             busy = error
-        except (HeadraceError, OSError) as error:
-            fault = str(error)
+        except Exception as error:
+            fault = _reason(error)
             raise
         finally:
             self._note(own, fault)
@@ -196,6 +199,10 @@ class PlacementTask:
         """
         state, found = self._follower.state, self._local.topics.group_of(topic)
         return found is not None and _may_be_gone(state, GroupKey(*found))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadraceError | OSError) else repr(error)
 
 
 def _may_be_gone(state: MembershipState, key: GroupKey) -> bool:
