@@ -173,6 +173,7 @@ def close_session(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> No
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _remove_scratch()
 
 
 @contextmanager
@@ -189,6 +190,7 @@ def end_session(session: SparkSession) -> Iterator[None]:
         if process is not None:
             process.kill()
             process.wait()
+            _remove_scratch()
         raise
     else:
         close_session(session)
@@ -338,12 +340,18 @@ _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _scratch_directory() -> str:
-    """A folder that is removed when the process exits."""
+    """A folder that is removed with the JVM of this process, or when the process exits."""
     # Spark reads the logging settings and the archive at any later time, so they cannot go with the session.
     if not _scratch:
         _scratch.append(tempfile.TemporaryDirectory(prefix="headrace-spark-"))
-        atexit.register(_scratch[0].cleanup)
+        atexit.register(_remove_scratch)
     return _scratch[0].name
+
+
+def _remove_scratch() -> None:
+    # Not at the exit alone: a command that Ctrl-C has ended skips what Python does there.
+    while _scratch:
+        _scratch.pop().cleanup()
 
 
 def spark_archive(jars: JarSet, java: Path) -> Path:

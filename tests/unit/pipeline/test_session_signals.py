@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -87,3 +89,27 @@ def test_an_interrupt_while_the_jvm_starts_leaves_no_process(monkeypatch: pytest
     started[0].wait(20)
     assert beside.poll() is None
     beside.communicate(b"\n", 20)
+
+
+@pytest.mark.parametrize("ending", [None, KeyboardInterrupt], ids=["its end", "an interrupt"])
+def test_the_folder_of_a_session_goes_with_its_jvm(
+    monkeypatch: pytest.MonkeyPatch, ending: type[BaseException] | None
+) -> None:
+    """A command that Ctrl-C has ended leaves the process without what Python does at its exit: the folder stayed."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    gateway = SimpleNamespace(proc=process, shutdown=lambda: None)
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    monkeypatch.setattr(session, "_scratch", [])
+    folder = Path(session._scratch_directory())
+    assert folder.is_dir()
+    opened: Any = SimpleNamespace(stop=lambda: None)
+    with suppress(KeyboardInterrupt), session.end_session(opened):
+        if ending is not None:
+            raise ending
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(20)
+    assert not folder.exists()
+    # Another session of this process has one of its own.
+    assert folder != Path(session._scratch_directory())
+    session._remove_scratch()
