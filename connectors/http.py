@@ -233,9 +233,11 @@ def request_node(
         raise _refused(url, response, failure.decode(errors="replace"))
 
 
-def call_node(url: str, *, method: str = "GET", timeout_s: float = 30.0) -> Any:
-    """The JSON that a node answers. Raises NodeUnreachable, NodeRefused."""
-    with request_node(url, method=method, timeout_s=timeout_s) as answer:
+def call_node(
+    url: str, *, method: str = "GET", timeout_s: float = 30.0, on_silence: Callable[[], None] | None = None
+) -> Any:
+    """The JSON that a node answers. Raises NodeUnreachable, NodeRefused, and what `on_silence` raises."""
+    with request_node(url, method=method, timeout_s=timeout_s, on_silence=on_silence) as answer:
         try:
             return answer.json()
         except (AnswerCut, ValueError) as error:

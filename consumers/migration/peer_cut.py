@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -54,9 +54,15 @@ SERIES_BYTES_MAX = 1 << 30
 class PeerCut:
     """See CutSource: another node. One connection per request, so that a dead node costs no more than a timeout."""
 
-    def __init__(self, node: str, url: str, group: GroupKey, origin: str) -> None:
-        """`url` is the address of the node in its status. `origin` is the forward topic of `group`, which it reads."""
+    def __init__(
+        self, node: str, url: str, group: GroupKey, origin: str, on_silence: Callable[[], None] | None = None
+    ) -> None:
+        """`url` is the address of the node in its status. `origin` is the forward topic of `group`, which it reads.
+
+        `on_silence`: see `request_node`.
+        """
         self.name = node
+        self._on_silence = on_silence
         self._url = url.rstrip("/")
         self._group = group
         self._origin = origin
@@ -82,7 +88,7 @@ class PeerCut:
         asked = self._named() | target | {"table": table_version, "scan": scan.to_json()}
         deadline = Deadline(timeout_s)
         try:
-            with request_node(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s=timeout_s) as answer:
+            with self._request(f"{self._url}{ROWS_ROUTE}?{urlencode(asked)}", timeout_s) as answer:
                 size = answer.stream.length
                 if size is None or size > ROWS_ANSWER_BYTES_MAX:
                     raise CutAnswerInvalid(f"{self.name} sends {size} bytes, at most {ROWS_ANSWER_BYTES_MAX}")
@@ -98,9 +104,12 @@ class PeerCut:
         except (NodeUnreachable, AnswerCut) as error:
             raise SourceFailed(error.message, retriable=True) from error
 
+    def _request(self, url: str, timeout_s: float) -> NodeAnswer:
+        return request_node(url, timeout_s=timeout_s, on_silence=self._on_silence)
+
     def _document(self, url: str) -> Any:
         try:
-            return call_node(url, timeout_s=LISTING_TIMEOUT_S)
+            return call_node(url, timeout_s=LISTING_TIMEOUT_S, on_silence=self._on_silence)
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except NodeUnreachable as error:
@@ -178,7 +187,7 @@ class PeerCut:
     def _ask(self, url: str, what: str) -> Iterator[NodeAnswer]:
         """The answer to a request for files."""
         try:
-            with request_node(url, timeout_s=ANSWER_TIMEOUT_S) as answer:
+            with self._request(url, ANSWER_TIMEOUT_S) as answer:
                 yield answer
         except NodeRefused as error:
             raise _refused(self.name, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -20,6 +21,7 @@ from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupRegistry
@@ -59,6 +61,8 @@ class NodePullEnvironment:
         self._reports = count(1)
         self.node = heartbeat.node
         self.groups = groups
+        self.stopping = threading.Event()
+        """Set when the node stops: nobody waits for a node that is silent any more."""
 
     @property
     def state(self) -> MembershipState:
@@ -76,7 +80,11 @@ class NodePullEnvironment:
             group = self.groups.get(topic)
             return None if group is None else OwnCut(node, group, topic, self._files)
         http = self._address(node)
-        return PeerCut(node, http, key, topic) if http else None
+        return PeerCut(node, http, key, topic, self._check_stop) if http else None
+
+    def _check_stop(self) -> None:
+        if self.stopping.is_set():
+            raise SourceFailed("this node stops", retriable=True)
 
     def _address(self, node: str) -> str:
         """The address of a live node, empty for one that is not."""
@@ -134,7 +142,7 @@ class SlotMigration:
     """The threads of a node that move slots, the files that it gives to others, and those of senders that it takes."""
 
     def __init__(self, node: PullingParts) -> None:
-        environment = NodePullEnvironment(
+        self._environment = environment = NodePullEnvironment(
             node.log, node.topics, node.groups, node.metadata, node.leader_tasks, node.heartbeat, node.supervisor
         )
         fetches = node.limits.migration_fetches_max + LISTINGS_MAX
@@ -156,5 +164,6 @@ class SlotMigration:
 
     def stop(self) -> None:
         """Stop; what is not complete continues at the next start."""
+        self._environment.stopping.set()
         self.puller.stop()
         self.release.stop()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.migration.cut_source import OwnCut
-from headrace.consumers.migration.peer_cut import PeerCut
+from headrace.consumers.migration.peer_cut import LISTING_TIMEOUT_S, PeerCut
+from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.slot_pulls import NodePullEnvironment
+from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.schemas.framing import FORMAT_HEADER
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import SlotDone
@@ -52,6 +58,30 @@ def test_a_node_asks_live_nodes_and_itself() -> None:
         assert isinstance(source, PeerCut)
         assert node == source.name
     assert None is asked.source("n4", GroupKey("n9", 4))
+
+
+def test_a_node_that_stops_waits_for_no_silent_donor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited half a minute for the list of one that hangs, so `headrace down` killed it."""
+    nodes = Nodes(tmp_path, ("n1",))
+    nodes.start("n1")
+    try:
+        puller = nodes.running["n1"].migration.puller
+        pulling: Any = puller._environment
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            monkeypatch.setattr(pulling, "_address", lambda _node: f"http://127.0.0.1:{silent.getsockname()[1]}")
+            source = pulling.source("n2", GroupKey("n9", 4))
+            pair = Pair(GroupKey("n1", 1), GroupKey("n9", 4), (1,))
+            asked = puller._pool.submit(source.listing, pair, 1)
+            with silent.accept()[0]:
+                began_s = time.monotonic()
+                nodes.stop("n1")
+                # One look at the silence takes 2 s.
+                assert time.monotonic() - began_s < LISTING_TIMEOUT_S / 2
+                with pytest.raises(SourceFailed, match="this node stops"):
+                    asked.result()
+    finally:
+        if nodes.running:
+            nodes.stop("n1")
 
 
 def test_a_report_is_a_record_of_the_membership_log() -> None:
