@@ -56,11 +56,11 @@ class DryRun:
     untimed: int = 0
 
 
-def dry_run(job: IngestJob) -> DryRun:
+def dry_run(job: IngestJob, messages_max: int = MESSAGES_MAX) -> DryRun:
     """Read the first messages of the job's topic and parse them. Raises TopicMissing, LogUnavailable, FormatError."""
     # Wrong options are errors before anything is read, also of a topic without messages.
     parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
-    batches = list(_first_messages(job))
+    batches = list(_first_messages(job, messages_max))
     raw = pa.Table.from_batches(batches, schema=RAW_SCHEMA).combine_chunks()
     return inferred(job, raw, _catalogue(job))
 
@@ -107,14 +107,14 @@ def _rules(job: IngestJob, table: str, known: TableSchema | None) -> TimeRules:
     return TimeRules(table, resolution, job.any_time, job.options.ns_per_unit)
 
 
-def _first_messages(job: IngestJob) -> Iterator[pa.RecordBatch]:
+def _first_messages(job: IngestJob, messages_max: int) -> Iterator[pa.RecordBatch]:
     with closing(KafkaPartitions(job.bootstrap, dict(job.settings))) as partitions:
         try:
             ends = partitions.state(job.topic).ends
         except TopicMissing:
             raise TopicMissing(f"topic {job.topic} does not exist", action="check --topic") from None
         begins = partitions.begins(job.topic, list(ends))
-    each = -(-MESSAGES_MAX // max(1, len(ends)))
+    each = -(-messages_max // max(1, len(ends)))
     reader = offset_range_reader(job)
     try:
         for partition, end in sorted(ends.items()):

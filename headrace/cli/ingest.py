@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
+from headrace.cli.ingest_display import JsonLines, absent_names, live_display, show_dry_run
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.message_options import MessageOptions, message_job
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption, seconds_of
 from headrace.cli.paths import path_of, path_text
 from headrace.cli.row_options import RowOptions
+from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.job import IngestJob
     from headrace.settings import IngestSettings
 
+SAMPLED_MAX = 100
+"""Messages in which a run looks for what is named: of large ones a thousand would be too many at each start."""
 CheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", metavar="D", parser=path_text, help="Where the query keeps its progress.")
 ]
@@ -165,6 +169,7 @@ def _ingest(
     check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
         prepare(job, options, output.note)
+        _note_absent(job, output)
         # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it
         # interrupts at once.
         signals.begin_work()
@@ -191,6 +196,18 @@ def _ingest(
             # The last batch may have ended between two looks.
             on_progress(done)
             return done
+
+
+def _note_absent(job: IngestJob, output: Output) -> None:
+    """Warn of named tags and fields that the first rows lack: values of a misspelt tag become a field."""
+    from headrace.pipeline.dry_run import dry_run
+
+    if not (job.options.tags or job.options.sources):
+        return
+    # What keeps the messages from being read now is an error of the run, or waited for by it.
+    with suppress(HeadraceError):
+        if absent := dry_run(job, SAMPLED_MAX).absent:
+            output.note(f"warning: in the first {SAMPLED_MAX} messages {absent_names(absent)}")
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:

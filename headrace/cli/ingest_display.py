@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -234,11 +234,16 @@ def show_dry_run(job: IngestJob, found: DryRun, output: Output) -> None:
         for reason, lines in found.reasons.items():
             output.line(f"{refused_lines(lines)}: {reason}")
         if found.absent:
-            output.line(f"no row has {', '.join(map(repr, found.absent))}: look for a misspelt name")
+            output.line(absent_names(found.absent))
         if found.untimed:
             output.line(f"{counted(found.untimed, 'row')} without a time take that of the message in Kafka")
 
     output.result(document, text)
+
+
+def absent_names(names: Sequence[str]) -> str:
+    """That no row has what is named."""
+    return f"no row has {', '.join(map(repr, names))}: look for a misspelt name"
 
 
 def _json_value(value: object) -> object:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from headrace.cli import ingest_display
+from headrace.cli import ingest, ingest_display
 from headrace.cli.ingest_display import JsonLines, ProgressLines, Refusals, describe, live_display, show_dry_run
 from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.log.port import LogUnavailable
+from headrace.pipeline import dry_run
 from headrace.pipeline.dry_run import DryRun, InferredTable
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, IngestProgress, IngestState
 from headrace.pipeline.job import IngestJob
@@ -102,3 +105,32 @@ def test_a_dry_run_shows_times_to_people_and_json_to_programs(capsys: pytest.Cap
     document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [{**ROW, "flow": None}] == document["tables"][0]["first"]
     assert (["siet"], 1) == (document["absent"], document["untimed"])
+
+
+def test_a_run_warns_of_names_that_no_row_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values of a misspelt tag became a field, and rows that differ in it alone replaced each other without a word."""
+    sampled = list[int]()
+
+    def first(_job: IngestJob, messages_max: int) -> DryRun:
+        sampled.append(messages_max)
+        return DryRun(messages_max, absent=("siet",))
+
+    monkeypatch.setattr(dry_run, "dry_run", first)
+    output = Output(json_output=False)
+    job = IngestJob("localhost:1", "c", "raw", "plant", "json", FormatOptions(table="t", tags=("siet",)))
+    ingest._note_absent(job, output)
+    text = "warning: in the first 100 messages no row has 'siet': look for a misspelt name\n"
+    assert (text, [100]) == (capsys.readouterr().err, sampled)
+    # Line protocol names its own.
+    ingest._note_absent(replace(job, format="influx", options=FormatOptions()), output)
+    assert [100] == sampled
+
+    def silent(_job: IngestJob, _messages_max: int) -> DryRun:
+        raise LogUnavailable("Kafka does not answer", retriable=True)
+
+    # The run itself waits for it, or names it.
+    monkeypatch.setattr(dry_run, "dry_run", silent)
+    ingest._note_absent(job, output)
+    assert "" == capsys.readouterr().err
