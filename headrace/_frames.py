@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Iterable, Mapping, Sequence, Set
+from datetime import date, datetime
+from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from headrace.connectors.formats.interface import ColumnTypeError
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN
 
+_TIMES = "times"
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -56,11 +58,18 @@ def _from_pandas(frame: Any) -> pa.Table:
     if type(index).__name__ == "DatetimeIndex" and TIME_COLUMN not in frame.columns:
         frame = frame.rename_axis(TIME_COLUMN).reset_index()
     elif any(name is not None for name in index.names):
+        if twice := [name for name in index.names if name is not None and name in frame.columns]:
+            action = "keep one of them: reset_index(drop=True) keeps the column"
+            raise ColumnTypeError(f"{twice[0]!r} is the index of the data frame, and a column as well", action=action)
         frame = frame.reset_index()
     try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False)
     except _REFUSALS as error:
         raise ColumnTypeError(f"the data frame has a column of mixed or unknown type: {error}") from error
+    for place, field in enumerate(table.schema):
+        if pa.types.is_temporal(field.type) and str(frame.dtypes.iloc[place]) == "object":
+            table = table.set_column(place, field.name, _column(field.name, frame.iloc[:, place].tolist()))
+    return table
 
 
 def _from_polars(frame: Any) -> pa.Table:
@@ -81,6 +90,12 @@ def _from_polars(frame: Any) -> pa.Table:
 def _from_columns(columns: Mapping[Any, Any]) -> pa.Table:
     if columns and all(_is_single(value) for value in columns.values()):
         return _from_rows([columns])
+    for name, values in columns.items():
+        # Arrow takes the letters of a text and the keys of a dict for values, and a set has no order.
+        if isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(values, Iterable):
+            raise ColumnTypeError(
+                f"column {str(name)!r} is a {type(values).__name__}", action="give it a list with a value for each row"
+            )
     arrays = {str(name): _column(str(name), values) for name, values in columns.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -98,28 +113,25 @@ def _from_rows(rows: Sequence[Any]) -> pa.Table:
     if not all(isinstance(row, Mapping) for row in rows):
         odd = next(row for row in rows if not isinstance(row, Mapping))
         raise RowsInvalid(f"a row is a {type(odd).__name__}", action="give each row as a dict")
-    _check_times([row.get(TIME_COLUMN) for row in rows])
     # Arrow refuses rows of mixed types as a whole. Column by column, the error names the wrong one.
-    if not any(_finer_than_us(row.get(TIME_COLUMN)) for row in rows):
-        try:
-            return pa.Table.from_struct_array(pa.array(rows, from_pandas=False)) if any(rows) else pa.table({})
-        except _REFUSALS:
-            pass
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({str(name): _column(str(name), [row.get(name) for row in rows]) for name in names})
+    try:
+        table = pa.Table.from_struct_array(pa.array(rows, from_pandas=False)) if any(rows) else pa.table({})
+    except _REFUSALS:
+        names = dict.fromkeys(name for row in rows for name in row)
+        return pa.table({str(name): _column(str(name), [row.get(name) for row in rows]) for name in names})
+    for place, field in enumerate(table.schema):
+        # A name may also come from a key of bytes, which no row has as text.
+        if pa.types.is_temporal(field.type) and any(field.name in row for row in rows):
+            table = table.set_column(place, field.name, _column(field.name, [row.get(field.name) for row in rows]))
+    return table
 
 
 def _column(name: str, values: Any) -> pa.Array:
     try:
         if hasattr(values, "to_arrow"):
             return values.to_arrow()
-        if name == TIME_COLUMN and isinstance(values, list | tuple):
-            _check_times(values)
-            # NaT has the looks of a Timestamp, and Arrow cannot read it beside a datetime.
-            values = [None if _finer_than_us(value) and value != value else value for value in values]
-            stamp = next(filter(_finer_than_us, values), None)
-            if stamp is not None:
-                return pa.array([_exact_ns(value, type(stamp)) for value in values], pa.timestamp("ns"))
+        if isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object":
+            return _of_objects(name, values)
         return pa.array(values)
     except _REFUSALS as error:
         raise ColumnTypeError(
@@ -127,22 +139,50 @@ def _column(name: str, values: Any) -> pa.Array:
         ) from error
 
 
+def _of_objects(name: str, values: Any) -> pa.Array:
+    """Python objects as a column."""
+    try:
+        array = pa.array(values)
+    except _REFUSALS:
+        # NaT has the looks of a Timestamp, and Arrow cannot read it beside a datetime.
+        if not any(isinstance(value, date) for value in values):
+            raise
+        return _moments(name, values)
+    return _moments(name, values) if pa.types.is_temporal(array.type) else array
+
+
+def _moments(name: str, values: Iterable[Any]) -> pa.Array:
+    """Times as a column, with all their digits; None, NaT and NaN are null. Raises ColumnTypeError."""
+    # Nothing is equal to NaT and NaN, also not they themselves.
+    given = [None if value is None or value != value else value for value in values]
+    # Beside datetimes Arrow takes integers for microseconds; everywhere else they are nanoseconds. Of a time beside
+    # a date it takes the date alone.
+    kinds = {_kind(value) for value in given if value is not None}
+    if len(kinds) > 1:
+        odd = min(kinds - {_TIMES})
+        raise ColumnTypeError(f"column {name!r} has {odd} beside other times", action="give all times in one form")
+    stamp = next(filter(_finer_than_us, given), None)
+    if stamp is None:
+        return pa.array(given)
+    exact = [None if value is None else _exact_ns(value, type(stamp)) for value in given]
+    return pa.array(exact, pa.timestamp("ns", "UTC" if stamp.tzinfo else None))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, datetime):
+        return _TIMES
+    if isinstance(value, date):
+        return "dates"
+    if isinstance(value, Real):
+        return "integers" if isinstance(value, Integral) else "numbers"
+    return _TIMES
+
+
 def _finer_than_us(value: Any) -> bool:
     """Whether a value is a pandas Timestamp, which Arrow truncates to microseconds outside of pandas columns."""
-    return hasattr(value, "nanosecond") and hasattr(value, "value")
+    return hasattr(value, "nanosecond") and hasattr(value, "asm8")
 
 
-def _exact_ns(value: Any, stamp: type) -> int | None:
-    """Nanoseconds since 1970 of a time, given the type of pandas Timestamps; None for one that is not there."""
-    # Nor is NaN, which is not equal to itself.
-    if value is None or value != value:
-        return None
+def _exact_ns(value: Any, stamp: type) -> int:
+    """Nanoseconds since 1970 of a time, given the type of pandas Timestamps."""
     return int((value if _finer_than_us(value) else stamp(value)).value)
-
-
-def _check_times(values: Sequence[Any]) -> None:
-    # Beside datetimes Arrow takes integers for microseconds; everywhere else they are nanoseconds.
-    if len({isinstance(value, Integral) for value in values if value is not None}) > 1:
-        raise ColumnTypeError(
-            f"column {TIME_COLUMN!r} has integers beside other times", action="give all times in one form"
-        )

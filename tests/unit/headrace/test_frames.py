@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from typing import Any
 
 import pandas as pd
 import polars as pl
@@ -72,3 +73,56 @@ def test_a_time_of_pandas_that_is_not_there_is_none_beside_datetimes() -> None:
         assert [None, 1_767_225_600 * 10**9] == table["time"].cast("timestamp[ns]").cast("int64").to_pylist()[:2]
         with pytest.raises(TimeRangeError, match="rows without a time"):
             normal_rows(table, "t", ())
+
+
+@pytest.mark.parametrize("values", ["p1", b"p1", {0: "p1", 1: "p2"}, {"p1", "p2"}])
+def test_a_column_without_one_value_a_row_in_order_is_refused(values: Any) -> None:
+    """Letters of a text, keys of a dict (as `frame.to_dict()` gives it) and a set would be other rows without a word."""
+    times = [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)]
+    with pytest.raises(ColumnTypeError, match=f"column 'pump' is a {type(values).__name__}"):
+        arrow_table({"time": times, "pump": values})
+
+
+@pytest.mark.parametrize("name", ["time", "made"])
+def test_dates_beside_times_are_refused(name: str) -> None:
+    """Arrow takes the date of each time there, and its time of day is lost without a word."""
+    times = [date(2026, 1, 1), datetime(2026, 1, 1, 7, 30, tzinfo=UTC)]
+    for data in (
+        [{name: each} for each in times],
+        [{name: each} for each in reversed(times)],
+        {name: times},
+        {name: pd.Series(times, dtype=object)},
+        pd.DataFrame({name: pd.Series(times, dtype=object)}),
+    ):
+        with pytest.raises(ColumnTypeError, match=f"column '{name}' has dates beside other times"):
+            arrow_table(data)
+
+
+@pytest.mark.parametrize("name", ["time", "made"])
+def test_timestamps_among_python_objects_are_exact(name: str) -> None:
+    """In every column and every form: Arrow cuts their nanoseconds, and a finer time must be an error."""
+    stamp = pd.Timestamp(T0_NS + 7, tz="UTC")
+    objects = pd.Series([stamp, pd.NaT], dtype=object)
+    for data in ([{name: stamp}, {name: None}], {name: list(objects)}, {name: objects}, pd.DataFrame({name: objects})):
+        assert [T0_NS + 7, None] == arrow_table(data)[name].cast("int64").to_pylist()
+
+
+def test_a_number_beside_timestamps_is_no_time() -> None:
+    """It would be so many nanoseconds since 1970."""
+    with pytest.raises(ColumnTypeError, match="numbers beside other times"):
+        arrow_table([{"time": pd.Timestamp(T0_NS)}, {"time": 1.5}])
+
+
+def test_a_timestamp_beyond_nanoseconds_is_an_error_that_names_the_column() -> None:
+    """And not one of pandas."""
+    for data in ([{"time": pd.Timestamp("3000-01-01")}], {"time": [pd.Timestamp("3000-01-01")]}):
+        with pytest.raises(ColumnTypeError, match="column 'time'"):
+            arrow_table(data)
+
+
+def test_an_index_that_is_a_column_as_well_is_refused_by_name() -> None:
+    """And not by an error of pandas."""
+    frame = pd.DataFrame({"time": [T0_NS], "pump": ["p1"]})
+    for name in frame.columns:
+        with pytest.raises(ColumnTypeError, match=f"'{name}' is the index"):
+            arrow_table(frame.set_index(name, drop=False))
