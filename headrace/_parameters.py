@@ -66,13 +66,23 @@ def typed_value(text: str) -> str | int | float | bool:
 def _sent(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_sent(name, item) for item in value]
-    # numpy's scalars and others that only wrap a Python value.
-    if not isinstance(value, str | int | float | date) and hasattr(value, "item"):
+    # numpy's scalars and others that only wrap a Python value; an array of one value is an array.
+    if not isinstance(value, str | int | float | date) and hasattr(value, "item") and not getattr(value, "ndim", 0):
+        kind, given = getattr(getattr(value, "dtype", None), "kind", ""), value
         value = value.item()
+        # Python has no nanoseconds: numpy gives a number for a time or a span of them.
+        if kind == "M" and isinstance(value, int):
+            return {"timestamp": str(given)}
+        value = given if kind == "m" else value
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, datetime):
-        plain = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        try:
+            plain = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        except OverflowError:
+            raise ParameterInvalid(
+                f"parameter {name!r} is {value}, a time that UTC does not have", action="give another time"
+            ) from None
         return {"timestamp": plain.isoformat()}
     if isinstance(value, date):
         return {"timestamp": value.isoformat()}

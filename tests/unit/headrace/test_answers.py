@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from headrace._answers import HTML_ROWS_MAX, QueryResult
 from headrace._parameters import ParameterInvalid, query_parameters, typed_parameters
 
+NAT = np.datetime64("NaT", "ns")
 TABLE = pa.table({"site": ["<b>north</b>", "south"], "flow": [1.5, 2.5]})
 
 
@@ -103,3 +105,20 @@ def test_parameters_of_python() -> None:
     assert {} == query_parameters(None)
     with pytest.raises(ParameterInvalid, match="'bad'"):
         query_parameters({"bad": {1: 2}})
+
+
+def test_parameters_of_numpy_and_pandas() -> None:
+    """Nanoseconds are a time and no number, and an array is refused by name, also one of a single value."""
+    moment = np.datetime64("2026-01-01T12:00:00.123456789")
+    sent = query_parameters({"ns": moment, "list": [moment], "us": np.datetime64("2026-01-01T12", "us"), "none": NAT})
+    exact = {"timestamp": "2026-01-01T12:00:00.123456789"}
+    assert {"ns": exact, "list": [exact], "us": {"timestamp": "2026-01-01T12:00:00"}, "none": None} == sent
+    for wrong in (np.array([1, 2]), np.array(["a"]), pd.Series(["a"]), np.timedelta64(5, "ns")):
+        with pytest.raises(ParameterInvalid, match="parameter 'bad' is a"):
+            query_parameters({"bad": wrong})
+
+
+def test_a_parameter_that_utc_does_not_have_is_refused() -> None:
+    """By an error that names it."""
+    with pytest.raises(ParameterInvalid, match="'bad'"):
+        query_parameters({"bad": datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))})
