@@ -53,9 +53,12 @@ class NodeSchemas:
         self._node = node
         self.catalogue = Catalogue()
 
-    def refresh(self) -> None:
-        """See Schemas. Raises NodeRefused where something other than a node of this build answers."""
-        document = self._node.schemas()
+    def refresh(self, timeout_s: float | None = None) -> None:
+        """See Schemas; `timeout_s` bounds the wait for the node. Raises NodeRefused where something other than a node
+        of this build answers.
+        """
+        node = self._node if timeout_s is None else NodeClient(self._node.url, answer_timeout_s=timeout_s)
+        document = node.schemas()
         try:
             read_catalogue(document, self.catalogue)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

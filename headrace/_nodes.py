@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.connectors.deadline import Deadline
@@ -97,7 +97,6 @@ def member_urls(url: str) -> tuple[str, ...]:
         return ()
 
 
-def node_addresses(given: str | Iterable[str] | None, setting: str) -> list[str]:
+def node_addresses(given: Sequence[str], setting: str) -> list[str]:
     """The URLs of nodes that were named, else that of the setting. Raises NodeAddressInvalid."""
-    addresses = [given] if isinstance(given, str) else list(given or ())
-    return [NodeClient(address).url for address in addresses or ([setting] if setting else [])]
+    return [NodeClient(address).url for address in given or ([setting] if setting else [])]

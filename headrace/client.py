@@ -29,7 +29,7 @@ from headrace._arguments import (
 )
 from headrace._asking import NoNode as NoNode
 from headrace._asking import Question, ask
-from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
+from headrace._connection import CONNECT_TIMEOUT_S, FIRST_ANSWER_LEAST_S, ClusterConnection, NoLogs, open_cluster
 from headrace._dropped import has_rows, listed_again
 from headrace._frames import arrow_table
 from headrace._lifetime import Lifetime, not_pickled
@@ -71,27 +71,28 @@ def connect(
     by the first call that does, such as `writer`, which then raises these errors.
     `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot
     (`linger_ms=5`, `log__level=3` for `log_level`). Raises LogUnavailable when Kafka does not answer within
-    `timeout_s`, NodeUnreachable when `node` does not, NoCluster, SettingsInvalid, NodeAddressInvalid, and
-    ConnectionAmbiguous.
+    `timeout_s`, NodeUnreachable when `node` does not, NoCluster, SettingsInvalid, NodeAddressInvalid,
+    ConnectionAmbiguous, DurationInvalid and ArgumentInvalid.
     """
+    timeout_s, given = duration_s(timeout_s), () if nodes is None else given_texts("nodes", nodes)
     if node is not None:
         if bootstrap or cluster or nodes or librdkafka:
             raise ConnectionAmbiguous("a client has one node, or Kafka", action="give node alone, or leave it out")
-        return node_client(node, load_settings({"node.url": node}))
+        return node_client(node, load_settings({"node.url": node}), timeout_s)
     kafka = {_property(name): value for name, value in librdkafka.items()}
     settings = load_settings({"cluster.bootstrap": bootstrap, "cluster.name": cluster, "kafka": kafka})
     connection = ClusterConnection(lambda: open_cluster(settings, timeout_s=timeout_s))
-    named = node_addresses(nodes, settings.node.url)
+    named = node_addresses(given, settings.node.url)
     client = Client(LogAccess(connection), settings, NodeDirectory(connection, named))
     if not named:
         connection.open()
     return client
 
 
-def node_client(url: str, settings: Settings) -> Client:
+def node_client(url: str, settings: Settings, timeout_s: float = CONNECT_TIMEOUT_S) -> Client:
     """A client that reaches its cluster through one node. Raises NodeAddressInvalid, NodeUnreachable, NodeRefused."""
     access = NodeAccess(url)
-    access.tables.refresh()
+    access.tables.refresh(max(FIRST_ANSWER_LEAST_S, timeout_s))
     return Client(access, settings, NodeDirectory(NoLogs(), [access.url]))
 
 

@@ -24,6 +24,7 @@ from headrace.client import Client
 from headrace.producers.acks import QuorumInvalid
 from headrace.producers.settings import WriteSettings
 from headrace.producers.writer import WriterInvalid, WriterSettings
+from headrace.schemas.durations import DurationInvalid
 from tests.unit.headrace.test_node_access import SCHEMAS, answering
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -74,6 +75,15 @@ def test_a_wrong_argument_is_named(client: Client, message: str) -> None:
         CALLS[message](client)
     assert raised.value.message.startswith(message)
     assert raised.value.action
+
+
+def test_a_wrong_argument_of_connecting_is_named() -> None:
+    """Before anything is connected to, also where a node is named."""
+    with pytest.raises(ArgumentInvalid, match="nodes is 8080"):
+        headrace.connect("127.0.0.1:1", "c", nodes=8080)  # type: ignore[arg-type]
+    for wrong in ("soon", -1, None):
+        with pytest.raises(DurationInvalid):
+            headrace.connect(node="127.0.0.1:1", timeout_s=wrong)  # type: ignore[arg-type]
 
 
 def test_what_methods_take_is_passed_on() -> None:

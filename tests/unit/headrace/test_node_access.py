@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,6 +19,7 @@ import headrace
 from headrace import _node_access
 from headrace._node_access import repeated
 from headrace.client import Client, ConnectionAmbiguous
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.formats.interface import ColumnTypeError, TimeRangeError
 from headrace.connectors.formats.time_rules import TimesImplausible
 from headrace.connectors.http import NodeRefused, NodeUnreachable
@@ -267,6 +269,15 @@ def test_a_quorum_that_is_late_is_reported_and_not_repeated() -> None:
     with server as url, headrace.connect(node=url) as client, pytest.raises(QuorumTimeout):
         client.writer("d", "t").write([{"time": T0_NS, "v": 1.0}])
     assert 4 == server.asked
+
+
+def test_connecting_to_a_silent_node_ends_within_its_timeout() -> None:
+    """As over Kafka: a node that is stopped takes connections, and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deadline = Deadline(2.0)
+        with pytest.raises(NodeUnreachable, match="within 1 s"):
+            headrace.connect(node=f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0.5)
+    assert not deadline.passed()
 
 
 @pytest.mark.parametrize(
