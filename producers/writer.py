@@ -168,11 +168,11 @@ class TableWriter:
         return offsets_by_topic(self._cluster.topics, self._sender.newest())
 
     def close(self) -> dict[str, int]:
-        """Flush and take no more rows; a second call does nothing. Raises as `flush`."""
+        """Flush and take no more rows. Raises as `flush`."""
         with self._lock:
-            if self._closed:
-                return self.newest()
             self._closed = True
+            # A second call as well: the first one may have been interrupted, or has given up waiting. Nothing is
+            # waited for where everything has its report.
             return self.flush()
 
     def __enter__(self) -> TableWriter:

@@ -105,6 +105,24 @@ class SilentAppender(MemoryAppender):
         """See Appender."""
 
 
+class LateAppender(MemoryAppender):
+    """Accepts every record, and reports its delivery when the test wants it."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self._reports: list[OnDelivery] = []
+
+    def append(self, topic: str, value: bytes, *, on_delivery: OnDelivery | None = None, **_: Any) -> None:
+        """See Appender."""
+        assert on_delivery is not None
+        self._reports.append(on_delivery)
+
+    def report(self) -> None:
+        """Every record was delivered."""
+        for offset, report in enumerate(self._reports):
+            report(offset, None)
+
+
 @dataclass
 class Scene:
     """A cluster of three nodes in memory."""

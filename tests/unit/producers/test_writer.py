@@ -31,6 +31,7 @@ from tests.unit.producers.scene import (
     NODES,
     TOPICS,
     FailingAppender,
+    LateAppender,
     Scene,
     SilentAppender,
     appended,
@@ -275,6 +276,18 @@ def test_a_log_that_never_answers_leaves_the_state_unknown(scene: Scene) -> None
     with pytest.raises(WriteUnknown, match=r"1 rows were not confirmed in 0.05 s") as raised:
         writer.close()
     assert 1 == raised.value.rows
+
+
+def test_closing_again_confirms_no_rows_that_the_first_call_did_not(scene: Scene) -> None:
+    """It was interrupted, or waited in vain: the second call waits, and has the error or the offset that came."""
+    appender = LateAppender(scene.log)
+    writer = scene.writer(appender=appender, flush_timeout_s=0.05)
+    write_one(writer, 0)
+    for _ in range(2):
+        with pytest.raises(WriteUnknown, match="1 rows were not confirmed"):
+            writer.close()
+    appender.report()
+    assert [0] == list(writer.close().values())
 
 
 def test_a_missing_topic_fails_the_write_and_names_it(scene: Scene) -> None:
