@@ -21,6 +21,7 @@ from headrace.connectors.formats.time_rules import as_timestamps
 from headrace.connectors.http import AnswerCut, NodeUnreachable
 from headrace.node_client import NodeClient
 from headrace.producers.acks import QuorumTimeout
+from headrace.producers.router import RowTooLarge
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import (
     WriterClosed,
@@ -181,9 +182,14 @@ class NodeTableWriter:
             try:
                 answer = self._sent(part, tags)
             except HeadraceError as error:
-                # Its limit is smaller than ours: all further requests are smaller as well.
-                if getattr(error, "status", 0) != TOO_LARGE or len(part) <= 1:
+                if getattr(error, "status", 0) != TOO_LARGE or not len(part):
                     raise
+                if len(part) == 1:
+                    # Of other rows this shows nothing: they must not be sent one by one from now on.
+                    self._rows_max = ROWS_MAX
+                    name = f"{self.database}.{self.table}"
+                    raise RowTooLarge(f"a row of {name}: {error.message}", action="shorten its strings") from error
+                # Its limit is smaller than ours: all further requests are smaller as well.
                 self._rows_max = len(part) // 2
                 continue
             self._note(answer)

@@ -29,6 +29,7 @@ from headrace.node_client import NodeAddressInvalid
 from headrace.producers.acks import QuorumTimeout, QuorumTooLarge
 from headrace.producers.deletes import DeleteInvalid
 from headrace.producers.repeated_rows import RowsRepeat
+from headrace.producers.router import RowTooLarge
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import ResolutionFixed
 from headrace.schemas.errors import HeadraceError
@@ -178,6 +179,17 @@ def test_many_rows_are_sent_in_requests_that_the_node_takes(
     with client.writer("plant", "pumps", tags=["pump"]) as writer:
         writer.write(rows)
     assert (count, count) == (writer.rows, sum(each.row_count for each in bodies(node) if isinstance(each, Write)))
+
+
+def test_a_row_that_no_request_holds_leaves_the_writer_as_it_was(client: Client, node: FakeNode) -> None:
+    """It is refused by the error of a row, as over Kafka, and later rows are sent together as before."""
+    with client.writer("plant", "pumps", tags=["pump"]) as writer:
+        rows = [{"time": T0_NS + number * 1_000, "pump": "a", "text": "x"} for number in range(100)]
+        with pytest.raises(RowTooLarge, match="a row of plant.pumps"):
+            writer.write([*rows, {"time": T0_NS, "pump": "b", "text": "x" * 2_000_000}])
+        count = len(bodies(node))
+        writer.write(rows)
+        assert count + 1 == len(bodies(node))
 
 
 @pytest.mark.parametrize("others", [{"bootstrap": "b"}, {"cluster": "c"}, {"nodes": "127.0.0.1:1"}, {"linger_ms": 5}])
