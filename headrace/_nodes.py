@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headrace.connectors.deadline import Deadline
@@ -41,37 +41,46 @@ class NodeDirectory:
         self._named = tuple(named)
         self._clock = clock
         self._answered = ""
+        self._failed: set[str] = set()
         self._learned: tuple[str, ...] = ()
         self._learn_due_s = 0.0
 
     def note_answer(self, url: str) -> None:
         """This node answered: it is asked first from now on, and now and then for the nodes of its cluster."""
         self._answered = url
+        self._failed.discard(url)
         # Members change. Of those that were named none may be left one day.
         if self._clock() >= self._learn_due_s and not self._connection.is_open:
             self._learn_due_s = self._clock() + LEARN_INTERVAL_S
             self._learned = member_urls(url) or self._learned
 
     def note_failure(self, url: str) -> None:
-        """This node gave no answer: it may have left the cluster, and is not asked first any more."""
+        """This node gave no answer: it may have left the cluster, and is asked last until it answers."""
         if self._answered == url:
             self._answered = ""
+        # Also one that the user named first: a query may have time for one node that is stopped, and not for another.
+        self._failed.add(url)
 
     def urls(self, deadline: Deadline) -> list[str]:
         """URLs of nodes to ask: the one that answered last, those that were named, those that serve most groups.
+
+        Behind them are those that gave no answer when they were asked last.
 
         The status topic is read only over a connection that is open: named nodes, and those that a node has shown,
         are found without Kafka.
         """
         first = [self._answered, *self._named] if self._answered else list(self._named)
         if first and not self._connection.is_open:
-            return list(dict.fromkeys([*first, *self._learned]))
+            return self._failed_last([*first, *self._learned])
         watch = self._connection.cluster.watch
         # Here and not in `connect`: a client that only writes consumes no status topic.
         watch.start()
         if not first:
             watch.wait_for(lambda statuses: bool(live_nodes(statuses)), deadline.left_s())
-        return list(dict.fromkeys([*first, *live_nodes(watch.statuses)]))
+        return self._failed_last([*first, *live_nodes(watch.statuses)])
+
+    def _failed_last(self, urls: Iterable[str]) -> list[str]:
+        return sorted(dict.fromkeys(urls), key=self._failed.__contains__)
 
     def unread_fault(self) -> str:
         """Which nodes send statuses that this build cannot read, as far as the status topic is followed."""

@@ -36,6 +36,22 @@ def test_a_node_that_gives_no_answer_is_not_asked_first_any_more(monkeypatch: py
     assert ["http://a", "http://b"] == nodes.urls(Deadline(0))
 
 
+def test_a_named_node_that_gives_no_answer_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a query may be over with one stopped node: asked first each time, it would end every query."""
+    monkeypatch.setattr(NodeClient, "cluster", lambda _client: shown())
+    closed: Any = SimpleNamespace(is_open=False)
+    nodes = NodeDirectory(closed, ["http://a", "http://b"])
+    nodes.note_failure("http://a")
+    assert ["http://b", "http://a"] == nodes.urls(Deadline(0))
+    nodes.note_answer("http://b")
+    nodes.note_answer("http://a")
+    nodes.note_failure("http://b")
+    assert ["http://a", "http://b"] == nodes.urls(Deadline(0))
+    nodes.note_answer("http://b")
+    nodes.note_failure("http://b")
+    assert ["http://a", "http://b"] == nodes.urls(Deadline(0))
+
+
 def shown(*nodes: tuple[str, bool]) -> dict[str, Any]:
     """What a node shows of its cluster: addresses, and who is online."""
     return {"nodes": [{"id": http, "http": http, "online": online} for http, online in nodes]}
