@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 from headrace._lifetime import ClientClosed
@@ -50,7 +53,10 @@ def open_cluster(
 
 
 class ClusterConnection:
-    """A connection that is made at its first use, once. Safe for any thread."""
+    """A connection that is made at its first use, once, and closed with its last reference at the latest.
+
+    Safe for any thread.
+    """
 
     def __init__(self, connect: Callable[[], Cluster]) -> None:
         self._connect = connect
@@ -75,6 +81,9 @@ class ClusterConnection:
                 raise ClientClosed("the client is closed", action="connect again")
             if self._cluster is None:
                 self._cluster = self._connect()
+                # Its threads hold each other: those of a client that was dropped would run as long as the process.
+                self._dropped = weakref.finalize(self, _close_later, self._cluster, os.getpid())
+                self._dropped.atexit = False
             return self._cluster
 
     def close(self) -> None:
@@ -82,6 +91,7 @@ class ClusterConnection:
         with self._lock:
             cluster, self._cluster, self._closed = self._cluster, None, True
         if cluster is not None:
+            self._dropped.detach()
             close_cluster(cluster)
 
 
@@ -103,6 +113,13 @@ def close_cluster(cluster: Cluster) -> None:
     with contextlib.ExitStack() as stack:
         for part in (cluster.log, cluster.routing, cluster.tables, cluster.watch, cluster.appender):
             stack.callback(part.close)
+
+
+def _close_later(cluster: Cluster, process: int) -> None:
+    """Close a cluster in a thread of its own; not in a process that was forked from the one that opened it."""
+    # The collector runs in any thread, also in one that closing waits for, and while locks of `threading` are held.
+    if os.getpid() == process:
+        _thread.start_new_thread(close_cluster, (cluster,))
 
 
 def _wait_for_routing(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import headrace
+from headrace._connection import ClusterConnection
 from headrace._lifetime import ClientClosed, ClientNotShared
 from headrace.client import Client
+from headrace.producers.cluster import Cluster
 from headrace.producers.writer import WriterClosed
 from tests.unit.headrace.test_node_access import SCHEMAS, answering
 
@@ -89,3 +94,41 @@ def test_clients_and_writers_are_not_pickled(tmp_path: Path, monkeypatch: pytest
             for use in (pickle.dumps, copy.copy):
                 with pytest.raises(ClientNotShared, match="cannot be pickled .connect in each process"):
                     use(each)
+
+
+def opened(closed: list[str]) -> tuple[ClusterConnection, threading.Event]:
+    """An open connection whose parts note in `closed` that they are closed; the event is set with the last one."""
+    last = threading.Event()
+
+    def part(name: str) -> Any:
+        return SimpleNamespace(close=lambda: (closed.append(name), last.set() if name == "log" else None))
+
+    cluster = Cluster(*(part(name) for name in ("log", "topics", "routing", "tables", "watch", "appender")))
+    connection = ClusterConnection(lambda: cluster)
+    connection.open()
+    return connection, last
+
+
+def test_a_connection_that_is_dropped_is_closed() -> None:
+    """Its threads would run, and keep their sockets, as long as the process; each part once, also behind `close`."""
+    closed: list[str] = []
+    connection, last = opened(closed)
+    del connection
+    gc.collect()
+    assert last.wait(10)
+    assert ["appender", "watch", "tables", "routing", "log"] == closed
+    connection, _ = opened(closed)
+    connection.close()
+    del connection
+    gc.collect()
+    assert 10 == len(closed)
+
+
+def test_a_connection_that_a_fork_drops_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the parent's, and none of its threads is in the child."""
+    closed: list[str] = []
+    connection, last = opened(closed)
+    monkeypatch.setattr("headrace._connection.os.getpid", lambda: -1)
+    del connection
+    gc.collect()
+    assert not last.wait(0.2)
