@@ -221,7 +221,7 @@ class Client:
         self._lifetime.check()
         self._access.tables.refresh()
         catalogue = self._access.tables.catalogue
-        dropped = {key for key in catalogue.tables if catalogue.is_dropped(*key)}
+        dropped = {key for key in list(catalogue.tables) if catalogue.is_dropped(*key)}
         # Only a node knows whether a dropped table has rows again.
         gone = dropped - listed_again(self._asked_for_tables, dropped)
         return [catalogue.newest(*key) for key in sorted(catalogue.tables) if key not in gone]

@@ -199,7 +199,9 @@ def known_table(tables: Schemas, database: str, table: str) -> TableSchema:
 def no_table(tables: Schemas, database: str, table: str) -> DeleteInvalid:
     """The error for a table that does not exist, with the names that it may have meant."""
     catalogue = tables.catalogue
-    near = near_tables((database, table), sorted(key for key in catalogue.tables if not catalogue.is_dropped(*key)))
+    # A list first: another thread may learn of a table meanwhile.
+    there = [key for key in sorted(catalogue.tables) if not catalogue.is_dropped(*key)]
+    near = near_tables((database, table), there)
     return DeleteInvalid(
         f"there is no table {database}.{table}",
         action=f"did you mean {', '.join(near)}?" if near else "SHOW TABLES lists what there is",

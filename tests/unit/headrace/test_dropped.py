@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace._answers import QueryResult
+from headrace._connection import NoLogs
 from headrace._dropped import has_rows, listed_again
+from headrace._nodes import NodeDirectory
+from headrace.client import Client
 from headrace.connectors.http import NodeUnreachable
 from headrace.consumers.query.query_errors import UnknownTable
+from headrace.producers.deletes import DeleteInvalid
 from headrace.producers.sender import WriteFailed
+from headrace.schemas.tables import Catalogue, TableSchema
+from headrace.settings import load_settings
 
 GONE, BACK, LATE = ("d", "gone"), ("d", 'b"ack'), ("d", "late")
 
@@ -74,3 +81,24 @@ def test_what_was_dropped_is_gone_while_no_node_answers(key: tuple[str, str]) ->
 
     assert set() == listed_again(query, {key})
     assert not has_rows(query, *key)
+
+
+class Growing(Catalogue):
+    """Another thread learns of a table whenever one is looked at."""
+
+    def is_dropped(self, database: str, table: str) -> bool:
+        """See Catalogue."""
+        self.tables.setdefault(("d", f"{table}+"), [TableSchema("d", f"{table}+", 1)])
+        return super().is_dropped(database, table)
+
+
+def test_tables_are_listed_while_another_thread_makes_some() -> None:
+    """Those that were there are listed, and a table that is missing is named: neither ends with an error of Python."""
+    schemas: Any = SimpleNamespace(
+        catalogue=Growing(tables={("d", "a"): [TableSchema("d", "a", 1)]}), refresh=lambda: None
+    )
+    access: Any = SimpleNamespace(tables=schemas, close=lambda: None)
+    with Client(access, load_settings({}), NodeDirectory(NoLogs())) as client:
+        assert "a" in [each.table for each in client.tables()]
+        with pytest.raises(DeleteInvalid, match="no table d.b"):
+            client.table("d", "b")
