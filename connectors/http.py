@@ -192,13 +192,13 @@ def request_node(
     timeout_s: float = 30.0,
     connect_timeout_s: float | None = None,
     token: str = "",
-    on_silence: Callable[[], None] | None = None,
+    on_silence: Callable[[float], None] | None = None,
 ) -> NodeAnswer:
     """The answer to one request; `document` is sent as JSON, `content` as it is. Raises NodeUnreachable, NodeRefused.
 
     `timeout_s` bounds each wait for the node, not the whole answer; `connect_timeout_s` replaces it while
     connecting. `token` is for a proxy in front of the node that authenticates. `on_silence` is called again and again
-    while the node is silent, and ends the wait by an error.
+    while the node is silent, with the seconds that are left, and ends the wait by an error.
     """
     body: Any = content if document is None else json.dumps(document).encode()
     headers = {"content-type": "application/json" if document is not None else _BINARY} if body is not None else {}
@@ -255,7 +255,7 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     ), target
 
 
-def _waiting(connected: socket.socket, timeout_s: float, on_silence: Callable[[], None] | None) -> socket.socket:
+def _waiting(connected: socket.socket, timeout_s: float, on_silence: Callable[[float], None] | None) -> socket.socket:
     """A connection, or what takes its place, with the time that it waits for the node."""
     if on_silence is not None:
         connected = PatientSocket(connected, timeout_s, on_silence)

@@ -13,9 +13,12 @@ SILENCE_S = 2.0
 
 
 class PatientSocket(socket.socket):
-    """A connected socket: after each silence it calls `on_silence`, which ends the wait by an error."""
+    """A connected socket: after each silence it calls `on_silence` with the seconds that are left of the wait.
 
-    def __init__(self, connected: socket.socket, wait_s: float, on_silence: Callable[[], None]) -> None:
+    It ends the wait by an error.
+    """
+
+    def __init__(self, connected: socket.socket, wait_s: float, on_silence: Callable[[float], None]) -> None:
         """Takes the connection over. Each read or send that moves nothing for `wait_s` raises TimeoutError."""
         super().__init__(fileno=connected.detach())
         self._wait_s = wait_s
@@ -33,7 +36,7 @@ class PatientSocket(socket.socket):
             except TimeoutError:
                 if deadline.passed():
                     raise
-                self._on_silence()
+                self._on_silence(deadline.left_s())
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """See socket.socket. Raises TimeoutError, and what `on_silence` raises."""
@@ -46,4 +49,4 @@ class PatientSocket(socket.socket):
             except TimeoutError:
                 if deadline.passed():
                     raise
-                self._on_silence()
+                self._on_silence(deadline.left_s())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
 
@@ -26,11 +27,14 @@ class SilentNode:
         self._seen = newest_status(url)
         self._missed = 0
 
-    def look(self) -> None:
-        """Raises NodeUnreachable once the node is gone."""
+    def look(self, left_s: float = inf) -> None:
+        """Raises NodeUnreachable once the node is gone. `left_s`: how long the caller still waits."""
         newest = self._newest_status(self._url)
         if newest >= 0 and newest != self._seen:
             self._seen, self._missed = newest, 0
+            return
+        # A request would end behind the time of the caller, and a shorter one shows nothing of a busy node.
+        if left_s < PROBE_TIMEOUT_S:
             return
         if self._answers():
             self._missed = 0

@@ -178,6 +178,16 @@ def test_a_node_that_refuses_to_say_how_it_is_lives() -> None:
             silent.look()
 
 
+def test_a_query_of_little_time_does_not_wait_for_a_sign_of_life(stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time, and the grace that the node has, bound the call: a look that takes longer would not help it."""
+    monkeypatch.setattr(_silence, "PROBE_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(_asking, "GRACE_S", 0.2)
+    began_s = time.monotonic()
+    with pytest.raises(QueryTimeout, match="within 100 ms"):
+        asked(stopped, timeout_ms=100)
+    assert time.monotonic() - began_s < LONG_S / 2
+
+
 def test_a_query_that_ran_out_of_time_is_not_repeated() -> None:
     """Neither there nor elsewhere, though a node calls it an error to retry: that is for whoever has more time."""
     with Node(refusing(504, "QueryTimeout")) as node, Node(rows) as other:
