@@ -22,7 +22,7 @@ from headrace.consumers.query.table_source import ReadTimer
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.group_changes import BEGINNING, GroupKey
-from headrace.schemas.group_names import group_name
+from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 GONE_MAX = 1_000
@@ -74,8 +74,26 @@ class EndedGroups:
         return key not in self._ending and self._over_ns.get(key, 0) <= moment.boot_ns
 
     def gone(self, key: GroupKey) -> Gone | None:
-        """A group that this node knows to be gone."""
-        return self._gone.get(key)
+        """A group that this node knows to be gone. Raises LogUnavailable."""
+        known = self._gone.get(key)
+        if known is not None:
+            known = Gone({name: self._end_now(name, end) for name, end in known.ends.items()})
+            self._gone[key] = known
+        return known
+
+    def _end_now(self, name: str, end: int) -> int:
+        """An end that was noted, or a lower one: a log that was cut or made again since may never come so far.
+
+        What such a log lost is nobody's to wait for, once an operator has accepted that.
+        """
+        header, birth = parse_group(name)
+        here = [group.applied.offset for group in list(self._local.groups.values()) if group.key == name]
+        read = here or [each.durable_offset for each in self._remote.serving(header)]
+        if max(read, default=-1) >= end:
+            return end
+        now = self._topics.newest_offset(GroupKey(header, birth or FIRST_BIRTH))
+        # A topic that is not there, or has nothing yet: no group follows it.
+        return now if 0 <= now < end else end
 
     def hand_overs(
         self,
@@ -89,7 +107,7 @@ class EndedGroups:
 
         `present` are the groups of the table. Raises NotCaughtUp, GroupUnavailable, LogUnavailable.
         """
-        if (known := self._gone.get(key)) is not None:
+        if (known := self.gone(key)) is not None:
             return known
         name = group_name(key)
         for group in list(self._local.groups.values()):
