@@ -125,7 +125,7 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",
-            action="check the cluster's name; the topic of a group is deleted only when its node is removed",
+            action="check the cluster's name; for a topic that somebody deleted see headrace status",
         )
     if error.code() in TRUNCATED:
         return LogTruncated(f"topic {topic} does not hold the offset asked for: {error.str()}")

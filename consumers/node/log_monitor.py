@@ -143,7 +143,7 @@ class LogMonitor:
             if self._absence.missing(topic) and not self.may_be_gone(topic):
                 # Without its action: the name of the cluster was right when the topic was there.
                 choices = lost_log_choices(group.name)
-                group.mark_log_lost(f"{error.message}; {choices}, once there is such a topic again")
+                group.mark_log_lost(f"{error.message}; {choices}, once a node that started again has made the topic")
             return
         except LogUnavailable:
             self._absence.unknown(topic)

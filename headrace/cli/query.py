@@ -100,7 +100,7 @@ def query(
                 raise UsageInvalid("--running and --kill take no SQL, and not each other")
             if kill == "":
                 raise UsageInvalid("--kill names no query", action="headrace query --running lists their IDs")
-            _operate(output, node_url(node, cluster, stale=True), kill)
+            _operate(output, node_url(node, cluster, unready=True), kill)
             return
         form, older = _checked(QueryFormat.JSON if output.json_output else chosen), StaleAnswer(stale)
         text, given = (
@@ -108,7 +108,7 @@ def query(
             dict[str, Any](limit=limit, user=user, parameters=param or (), after=_offsets(after)),
         )
         given["timeout_ms"] = _milliseconds(timeout_s)
-        url = node_url(node, cluster, stale=bool(older.within_s))
+        url = node_url(node, cluster, unready=bool(older.within_s))
         _ask(output, url, text, form, older, given)
 
 

@@ -131,19 +131,19 @@ def require_cluster(settings: Settings, *, action: str = "") -> None:
         raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)
 
 
-def node_url(node: str | None, cluster: ClusterOptions, *, stale: bool = False) -> str:
+def node_url(node: str | None, cluster: ClusterOptions, *, unready: bool = False) -> str:
     """The address of the node that flags, environment and file name; else see `node_of`. Raises UsageInvalid too."""
     from headrace.settings import load_settings
 
     if node is not None and cluster.kafka:
         raise UsageInvalid("--node and -X contradict each other", action="give --node alone: a node needs no Kafka")
-    return node_of(load_settings({"node.url": node, **cluster.flags()}), stale=stale)
+    return node_of(load_settings({"node.url": node, **cluster.flags()}), unready=unready)
 
 
-def node_of(settings: Settings, *, stale: bool = False) -> str:
+def node_of(settings: Settings, *, unready: bool = False) -> str:
     """The address of the node that the settings name, else of a ready one of the cluster they name.
 
-    With `stale` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
+    With `unready` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
     """
     if settings.node.url:
         return settings.node.url
@@ -153,7 +153,7 @@ def node_of(settings: Settings, *, stale: bool = False) -> str:
 
     require_cluster(settings, action="or name a node: --node HOST:PORT")
     try:
-        return _ready_node(settings, stale=stale or settings.query.stale_max_s > 0)
+        return _ready_node(settings, unready=unready or settings.query.stale_max_s > 0)
     except TopicMissing as error:
         raise no_cluster(settings.cluster.name) from error
     except LogUnavailable as error:
@@ -171,11 +171,11 @@ def ready_node(cluster: ClusterOptions) -> str:
 
     named = load_settings(cluster.flags())
     require_cluster(named)
-    return _ready_node(named, stale=False)
+    return _ready_node(named, unready=False)
 
 
-def _ready_node(settings: Settings, *, stale: bool) -> str:
-    """The address of a node that reports itself ready, found through the cluster's status topic."""
+def _ready_node(settings: Settings, *, unready: bool) -> str:
+    """The address of a node that reports itself ready, found through the cluster's status topic; see `node_of`."""
     from headrace.connectors.deadline import Deadline
     from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
     from headrace.connectors.log.kafka import KafkaLog
@@ -185,7 +185,7 @@ def _ready_node(settings: Settings, *, stale: bool) -> str:
     log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
     try:
         reader = StatusReader(log, Topics(settings.cluster.name).status)
-        deadline, probed, unready = Deadline(FIND_NODE_TIMEOUT_S), set[str](), list[str]()
+        deadline, probed, others = Deadline(FIND_NODE_TIMEOUT_S), set[str](), list[str]()
         while not deadline.passed():
             found = {status.http for status in reader.follow(deadline.left_s()) if status.http}
             for address in sorted(found - probed):
@@ -194,17 +194,17 @@ def _ready_node(settings: Settings, *, stale: bool) -> str:
                     try:
                         call_node(f"{address}/health/ready", timeout_s=PROBE_TIMEOUT_S)
                     except NodeRefused:
-                        unready.append(address)
+                        others.append(address)
                     else:
                         return address
             probed |= found
     finally:
         log.close()
-    if stale and unready:
-        return unready[0]
+    if unready and others:
+        return others[0]
     unread = reader.detector.unread_fault("this client")
     raise NodeUnknown(
         f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found){unread and f'; {unread}'}",
-        action="look at /health/ready of its nodes, or name one with --node",
+        action=f"{'see headrace status' if others else 'start its nodes'}, or name one with --node",
         retriable=True,
     )

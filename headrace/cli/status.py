@@ -34,7 +34,8 @@ def status(node: NodeUrlOption = None, *, cluster: ClusterOptions, json_output: 
     with run_command(json_output) as output:
         from headrace.node_client import NodeClient
 
-        found = NodeClient(node_url(node, cluster)).status()
+        # Where none is ready, one of them has the reasons that are looked for.
+        found = NodeClient(node_url(node, cluster, unready=True)).status()
         output.result(found, lambda: _show(output, found))
         # `until headrace status; do sleep 1; done` waits for a node.
         if not found.get("ready", False):
