@@ -11,7 +11,7 @@ ENV PYTHONUNBUFFERED=1 \
     XDG_CACHE_HOME=/opt/headrace/cache
 
 WORKDIR /opt/headrace/source
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md pyspark_headrace.py ./
 COPY schemas schemas
 COPY connectors connectors
 COPY producers producers
