@@ -234,7 +234,7 @@ def request_node(
 
 
 def call_node(
-    url: str, *, method: str = "GET", timeout_s: float = 30.0, on_silence: Callable[[], None] | None = None
+    url: str, *, method: str = "GET", timeout_s: float = 30.0, on_silence: Callable[[float], None] | None = None
 ) -> Any:
     """The JSON that a node answers. Raises NodeUnreachable, NodeRefused, and what `on_silence` raises."""
     with request_node(url, method=method, timeout_s=timeout_s, on_silence=on_silence) as answer:

@@ -55,7 +55,7 @@ class PeerCut:
     """See CutSource: another node. One connection per request, so that a dead node costs no more than a timeout."""
 
     def __init__(
-        self, node: str, url: str, group: GroupKey, origin: str, on_silence: Callable[[], None] | None = None
+        self, node: str, url: str, group: GroupKey, origin: str, on_silence: Callable[[float], None] | None = None
     ) -> None:
         """`url` is the address of the node in its status. `origin` is the forward topic of `group`, which it reads.
 

@@ -82,7 +82,7 @@ class NodePullEnvironment:
         http = self._address(node)
         return PeerCut(node, http, key, topic, self._check_stop) if http else None
 
-    def _check_stop(self) -> None:
+    def _check_stop(self, _left_s: float) -> None:
         if self.stopping.is_set():
             raise SourceFailed("this node stops", retriable=True)
 
