@@ -235,6 +235,9 @@ def repeated(call: Callable[[], T], rows: int, timeout_s: float = RETRY_TIMEOUT_
         except HeadraceError as error:
             # Its rows are in the log: only the members are late, and sending them again hurries nobody.
             if isinstance(error, QuorumTimeout) or not _may_repeat(error):
+                # An answer has their number in its message alone.
+                if isinstance(error, QuorumTimeout | WriteFailed):
+                    error.rows = rows
                 raise
             unknown = unknown or _may_be_done(error)
             if deadline.passed():

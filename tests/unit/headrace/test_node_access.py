@@ -283,6 +283,16 @@ def test_a_quorum_that_is_late_is_reported_and_not_repeated() -> None:
     assert 4 == server.asked
 
 
+@pytest.mark.parametrize("kind", ["QuorumTimeout", "WriteFailed"])
+def test_an_error_of_a_node_counts_the_rows(kind: str) -> None:
+    """As the same error over Kafka: programs read the number, and not the message."""
+    found = (200, {}, SCHEMAS)
+    with answering([found, found, found, (503, {}, refusal(kind))]) as url, headrace.connect(node=url) as client:
+        with pytest.raises((QuorumTimeout, WriteFailed)) as raised:
+            client.writer("d", "t").write([{"time": T0_NS + number * 1_000, "v": 1.0} for number in range(3)])
+        assert (kind, 3) == (type(raised.value).__name__, raised.value.rows)
+
+
 def test_connecting_to_a_silent_node_ends_within_its_timeout() -> None:
     """As over Kafka: a node that is stopped takes connections, and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
