@@ -1,8 +1,9 @@
 """Appends messages to the forward logs of the data groups and tracks the delivery of each.
 
-A delivery report comes later and in another thread. Its result is kept until the next call of the owner: no
-failure is lost, and a message that may be in the log is never reported as failed. One that its topic refused,
-because the topic is closed or missing, is kept: its group may have ended, and its rows are another group's by now.
+A delivery report comes later and in another thread. Its result is kept until the next call of each thread that has
+appended, and of another one if that comes first: no failure is lost, and a message that may be in the log is never
+reported as failed. One that its topic refused, because the topic is closed or missing, is kept: its group may have
+ended, and its rows are another group's by now.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+from weakref import WeakSet
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import Appender, AppendUnknown, RecordTooLarge, TopicMissing
@@ -65,25 +67,47 @@ class Refused:
     error: HeadraceError
 
 
-@dataclass(slots=True)
-class _DeliveryState:
-    """Delivery of the messages appended so far. Guarded by the condition of its owner."""
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _Failures:
+    """Delivery errors that are not raised yet."""
 
-    open_messages: int = 0
-    open_rows: int = 0
-    newest: dict[GroupKey, int] = field(default_factory=dict)
     failed_rows: int = 0
     unknown_rows: int = 0
     first_error: HeadraceError | None = None
-    refused: list[Refused] = field(default_factory=list)
 
-    def fail(self, rows: int, error: HeadraceError) -> None:
-        """Rows have an error, which the owner sees at its next call."""
+    def add(self, rows: int, error: HeadraceError) -> None:
+        """Rows have an error."""
         self.first_error = self.first_error or error
         if isinstance(error, StateUnknown):
             self.unknown_rows += rows
         else:
             self.failed_rows += rows
+
+    def take(self) -> _Failures:
+        """All of them, which are raised now."""
+        taken = replace(self)
+        self.failed_rows, self.unknown_rows, self.first_error = 0, 0, None
+        return taken
+
+
+@dataclass(slots=True)
+class _DeliveryState:
+    """Delivery of the messages appended so far. Guarded by the condition of its owner.
+
+    `failures` are those that no thread was given, `by_thread` those of each that has appended.
+    """
+
+    open_messages: int = 0
+    open_rows: int = 0
+    newest: dict[GroupKey, int] = field(default_factory=dict)
+    failures: _Failures = field(default_factory=_Failures)
+    by_thread: WeakSet[_Failures] = field(default_factory=WeakSet)
+    refused: list[Refused] = field(default_factory=list)
+
+    def fail(self, rows: int, error: HeadraceError) -> None:
+        """Rows have an error, which their owners see at their next calls."""
+        for each in (self.failures, *self.by_thread):
+            each.add(rows, error)
 
 
 class Positions(Protocol):
@@ -146,6 +170,8 @@ class Sender:
         self._appended = 0
         self._state = _DeliveryState()
         self._changed = threading.Condition()
+        # Goes with its thread, and takes what the thread was not given out of the state.
+        self._of_thread = threading.local()
 
     def encode(self, bodies: Sequence[tuple[GroupKey, Body, int]]) -> list[RoutedMessage]:
         """Encode (group, body, rows) of one batch as messages; each call is a newer batch.
@@ -167,6 +193,7 @@ class Sender:
 
         Raises WriteFailed, counting all that were not queued.
         """
+        self._note_thread()
         left = sum(message.rows for message in messages)
         # A new one for each call: a delivery report that comes after an error of an earlier call is not of this one.
         written = self._written = dict(self._written) if again else {}
@@ -242,11 +269,14 @@ class Sender:
             return dict(self._written)
 
     def check(self) -> None:
-        """Raise the delivery errors since the last call, each once. Raises WriteFailed, WriteUnknown."""
+        """Raise the delivery errors that this thread was not given, each once. Raises WriteFailed, WriteUnknown."""
         with self._changed:
-            state = self._state
-            error, failed, unknown = state.first_error, state.failed_rows, state.unknown_rows
-            state.first_error, state.failed_rows, state.unknown_rows = None, 0, 0
+            # A thread that has appended nothing gets what nobody was given. What it gets is still due to the threads
+            # that have: a flush of theirs must not confirm rows that another one was told of.
+            unseen = self._state.failures.take()
+            own: _Failures | None = getattr(self._of_thread, "failures", None)
+            found = unseen if own is None else own.take()
+        error, failed, unknown = found.first_error, found.failed_rows, found.unknown_rows
         if error is None:
             return
         # Unknown takes precedence: a caller that sees "failed" may drop the rows or send them elsewhere, and
@@ -261,6 +291,13 @@ class Sender:
             action=error.action,
             retriable=error.retriable,
         ) from error
+
+    def _note_thread(self) -> None:
+        if getattr(self._of_thread, "failures", None) is not None:
+            return
+        with self._changed:
+            self._of_thread.failures = replace(self._state.failures)
+            self._state.by_thread.add(self._of_thread.failures)
 
     def _append(self, message: RoutedMessage, written: dict[GroupKey, WrittenRecords]) -> None:
         group, rows = message.group, message.rows

@@ -129,9 +129,9 @@ class TableWriter:
         """Write rows: the columns `tags`, `time` (timestamps, or integers that are ns UTC; no nulls) and
         fields. `tags` is None when none were named: rows of a new table that share a time are refused then.
 
-        With a quorum of 0 or 1 the rows are queued, and their errors are raised by a later call; with more,
-        the call returns when enough members hold them. Waits while the queue is full. An empty table writes
-        nothing, but its columns extend the schema.
+        With a quorum of 0 or 1 the rows are queued, and their errors are raised by a later call, once in each thread
+        that has written; with more, the call returns when enough members hold them. Waits while the queue is full. An
+        empty table writes nothing, but its columns extend the schema.
 
         Raises RowsRepeat, FormatError (also for a time finer than the table keeps), SchemaError, TypeClash and RowTooLarge
         before any row of a block of BLOCK_ROWS_MAX is written, and WriteFailed, WriteUnknown and QuorumTimeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -254,6 +255,31 @@ def test_a_failed_delivery_is_raised_once_at_the_next_call(
             call(writer)
         assert rows == raised.value.rows
         writer.close()
+
+
+def test_each_thread_that_has_written_is_given_a_failed_delivery(scene: Scene) -> None:
+    """Once. That another one was given it, as a query that flushes all writers, confirms no row to whoever wrote it."""
+    appender = FailingAppender(scene.log)
+    writer = scene.writer(appender=appender)
+    write_one(writer, 0)
+
+    def written_elsewhere() -> None:
+        write_one(writer, 1)
+
+    with ThreadPoolExecutor(1) as other:
+        appender.errors = [AppendFailed("refused")]
+        other.submit(written_elsewhere).result()
+        # One that has written nothing: it is given what nobody was given.
+        with ThreadPoolExecutor(1) as asking, pytest.raises(WriteFailed, match="^1 rows are not in the log: refused"):
+            asking.submit(writer.flush).result()
+        with ThreadPoolExecutor(1) as asking:
+            asking.submit(writer.flush).result()
+        for flush in (writer.flush, lambda: other.submit(writer.flush).result()):
+            with pytest.raises(WriteFailed, match="^1 rows are not in the log: refused"):
+                flush()
+            flush()
+    assert 1 == len(scene.rows())
+    writer.close()
 
 
 def test_without_a_quorum_only_flush_and_close_raise(scene: Scene) -> None:
