@@ -174,7 +174,7 @@ class RecoveryCoordinator:
 
     def _plan(self, topic: str, group: Group, recovery: Recovery) -> bool:
         live = self._sources(topic, group)
-        plan = plan_recovery(self._position_of(topic, group, recovery), live, self._costs)
+        plan = self._planned(topic, group, recovery, live)
         # A committed copy wins over any new plan: it was verified, and a crash at the swap would install it
         # all the same. So does one that a failing disk left half installed: its group has been stopped.
         if self._is_decided(topic, group) or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
@@ -196,9 +196,24 @@ class RecoveryCoordinator:
 
     def _plan_shortcut(self, topic: str, group: Group) -> None:
         """Files may be the cheaper method for a group that still reads its log."""
-        plan = plan_recovery(self._position_of(topic, group, None), self._sources(topic, group), self._costs)
+        plan = self._planned(topic, group, None, self._sources(topic, group))
         if plan.method is RecoveryMethod.FILES:
             self._begin(topic, group, plan.reason)
+
+    def _planned(self, topic: str, group: Group, recovery: Recovery | None, live: list[Status]) -> RecoveryPlan:
+        position = self._position_of(topic, group, recovery)
+        plan = plan_recovery(position, live, self._costs)
+        # The schedule: a log is cut while this node is down, and written on for long. Files of a member that was behind
+        # the cut are whole, and of the log as it is: with them nobody would know of the records that only this node
+        # has. Whoever reads the log on finds that it is lost.
+        if plan.method is RecoveryMethod.FILES and not position.wrong and self._log_lost_records(topic):
+            return RecoveryPlan(RecoveryMethod.LOG)
+        return plan
+
+    def _log_lost_records(self, topic: str) -> bool:
+        """Whether the log lacks the newest record read here, and was not trimmed behind it."""
+        log = self._log.describe(topic)
+        return self._environment.cursor(topic).offset >= log.begin and not self._has_all_that_was_read(topic, log)
 
     def _position_of(self, topic: str, group: Group, recovery: Recovery | None) -> ReplicaPosition:
         log, applied = self._log.describe(topic), group.applied
@@ -316,6 +331,8 @@ class RecoveryCoordinator:
             raise SourceFailed(
                 f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
             )
+        if self._log_lost_records(topic):
+            raise SourceFailed("the log lost records that this node has", retriable=True)
 
     def _is_of_log(self, topic: str, group: Group, snapshot: Snapshot, url: str) -> bool:
         """Compare the copy's chain with that of the log; False where the log does not prove it.

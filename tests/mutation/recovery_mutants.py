@@ -263,6 +263,13 @@ RECOVERY = (
         (STEPS,),
     ),
     Mutant(
+        "cheaper_files_of_a_log_that_was_cut",
+        "recovery/coordinator.py",
+        "and not position.wrong and self._log_lost_records(topic):",
+        "and False:",
+        (STEPS,),
+    ),
+    Mutant(
         "log_followed_one_record_below_its_beginning",
         "recovery/plan.py",
         "    if position.next_offset >= position.log_begin:\n",

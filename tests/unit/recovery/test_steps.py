@@ -307,6 +307,36 @@ def test_no_copy_of_files_that_end_before_an_accepted_gap(recovery: Recovery, *,
         assert copies == len(recovery.pool.submitted)
 
 
+@pytest.mark.parametrize("cut", ["never", "before", "during the copy"])
+def test_records_that_the_log_lost_do_not_give_way_to_cheaper_files(
+    recovery: Recovery, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    """A log is cut and written on for long while this node is down. The files of a member that was behind the cut are
+    those of the log as it is, and reach much further: with them nobody would know of what only this node has.
+    """
+    node, kept = recovery.node, Cursor(3, 2, record_digest(b"no message 2"), 0)
+    lost = replace(kept, digest=record_digest(b"a record that was cut"))
+    copy = Snapshot("1", "g", node.topic_id(TOPIC), 9, 8, 1, NO_CHAIN.hex(), ())
+    monkeypatch.setattr(coordinator, "fetch", lambda *_, **__: copy)
+    monkeypatch.setattr(coordinator, "check_copy", lambda *_: LogBase(version=1))
+    monkeypatch.setattr(node, "caught_up", lambda _topic: False)
+    (node.directory / RECOVERING / "g").mkdir(parents=True)
+    append_records(recovery.log, 9)
+    source = replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=8, sealed_log_bytes=10**9)
+    node.live_statuses, node.answering, node.durable = [source], True, 2
+    node.newest = lost if cut == "before" else kept
+    for _ in range(2):
+        recovery.coordinator.turn()
+    assert (0 if cut == "before" else 1) == len(recovery.pool.submitted)
+    node.newest = lost if cut == "during the copy" else node.newest
+    recovery.pool.run()
+    assert (cut == "never") is bool(node.installed)
+    if cut != "never":
+        recovery.clock.now_s += FAILED_EXCLUSION_S
+        recovery.coordinator.turn()
+        assert node.group.follows, "it reads on, and finds that the log is lost"
+
+
 def test_own_durable_records_do_not_give_way_to_a_copy_that_ends_before_them(
     recovery: Recovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
