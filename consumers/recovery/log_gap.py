@@ -120,6 +120,9 @@ def follows_cursor(log: Log, topic: str, state: TopicState, cursor: Cursor) -> b
     """
     if cursor.needs >= state.end or cursor.offset + 1 < state.begin:
         return False
+    # A log that was cut before an accepted gap, and written on, has another record in its place.
+    if cursor.gap is not None and not holds_record(log, topic, state, cursor.gap.offset, cursor.gap.digest):
+        return False
     if cursor.offset < 0:
         return True
     prefix = LogPrefix(cursor, comparing=True)

@@ -125,6 +125,9 @@ def test_a_gap_ends_within_the_log(log: MemoryLog, offset: int) -> None:
         # What a restart has of a record that nobody can compare, and a gap that the log does not reach.
         (Cursor(6, 5, NO_CHAIN), False),
         (Cursor(6, 5, DIGEST_5, 0, GapRecord(6, DIGEST_5, 0)), False),
+        # A gap further on: it is there, or another record is in its place.
+        (Cursor(5, 4, DIGEST_4, 0, GapRecord(5, DIGEST_5, 0)), True),
+        (Cursor(5, 4, DIGEST_4, 0, GapRecord(5, DIGEST_4, 0)), False),
     ],
 )
 def test_a_log_is_there_again_with_what_was_read_of_it(log: MemoryLog, cursor: Cursor, *, follows: bool) -> None:
