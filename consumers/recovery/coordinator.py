@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Executor
-from pathlib import Path
 
 import structlog
 
 from headrace.connectors.clock import Clock
-from headrace.connectors.log.port import Log, TopicState
+from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.recovery.environment import GroupBusy, RecoveryEnvironment
-from headrace.consumers.recovery.file_copy import (
-    PARTS,
-    RECOVERING,
-    Snapshot,
-    SourceCorrupt,
-    SourceFailed,
-    commit_copy,
-    commit_empty,
-    fetch,
-    is_committed,
-)
-from headrace.consumers.recovery.log_gap import follows_cursor, read_chain
+from headrace.consumers.recovery.file_copy import SourceCorrupt, commit_empty, is_committed
+from headrace.consumers.recovery.group_copies import GroupCopies
+from headrace.consumers.recovery.log_evidence import LogEvidence
 from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan, ReplicaPosition, plan_recovery
 from headrace.consumers.recovery.progress import Recovery, TransferStopped
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, Event, State
-from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
+from headrace.consumers.replication.group_state import GapRecord, LogBase
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import Store, StoreDamaged, StoreFormatUnknown
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -73,6 +62,8 @@ class RecoveryCoordinator:
         self._reserving = threading.Lock()
         self._excluded_until_s: dict[tuple[str, str, LogBase | None], float] = {}
         self._task = PeriodicTask("recovery-planner", TURN_S, self.turn)
+        self._evidence = LogEvidence(log, environment)
+        self._copies = GroupCopies(log, environment, self._evidence, self._task.stopping)
 
     def start(self) -> None:
         """Begin to plan."""
@@ -206,14 +197,9 @@ class RecoveryCoordinator:
         # The schedule: a log is cut while this node is down, and written on for long. Files of a member that was behind
         # the cut are whole, and of the log as it is: with them nobody would know of the records that only this node
         # has. Whoever reads the log on finds that it is lost.
-        if plan.method is RecoveryMethod.FILES and not position.wrong and self._log_lost_records(topic):
+        if plan.method is RecoveryMethod.FILES and not position.wrong and self._evidence.lost_records(topic):
             return RecoveryPlan(RecoveryMethod.LOG)
         return plan
-
-    def _log_lost_records(self, topic: str) -> bool:
-        """Whether the log lacks the newest record read here, and was not trimmed behind it."""
-        log = self._log.describe(topic)
-        return self._environment.cursor(topic).offset >= log.begin and not self._has_all_that_was_read(topic, log)
 
     def _position_of(self, topic: str, group: Group, recovery: Recovery | None) -> ReplicaPosition:
         log, applied = self._log.describe(topic), group.applied
@@ -225,16 +211,8 @@ class RecoveryCoordinator:
             log_bytes=applied.log_bytes,
             wrong=wrong,
             trusted=group.health.conditions.trusted if recovery is not None else None,
-            whole=wrong and group.log_is_whole(log.begin) and self._has_all_that_was_read(topic, log),
+            whole=wrong and group.log_is_whole(log.begin) and self._evidence.has_all_that_was_read(topic, log),
         )
-
-    def _has_all_that_was_read(self, topic: str, log: TopicState) -> bool:
-        """Whether a log has what this node has read of it: data that is rebuilt from another one is lost."""
-        # The schedule: a file of a single node rots, and its topic is made again. The new log has its first record,
-        # and nothing of what the other files hold. A group with wrong data does not follow its log, so that nobody
-        # else finds out.
-        same = log.topic_id == self._environment.topic_id(topic)
-        return same and follows_cursor(self._log, topic, log, self._environment.cursor(topic))
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, have an address, and are not excluded.
@@ -266,7 +244,7 @@ class RecoveryCoordinator:
                 if plan.method is RecoveryMethod.REBUILD:
                     commit_empty(self._environment.directory, group.directory_name)
                 else:
-                    self._copy(topic, group, recovery, plan.source, url)
+                    self._copies.make(topic, group, recovery, plan.source, url)
             # From here on only the installation may be repeated: a disk that fails within it leaves the group
             # stopped, and its old data partly moved.
             self._installing.add(topic)
@@ -296,104 +274,3 @@ class RecoveryCoordinator:
             self.release(topic)
         self._excluded_until_s[topic, plan.source, gap] = self._clock.monotonic_s() + exclusion_s
         _log.warning("copy not complete", group=group.name, source=plan.source, reason=recovery.reason)
-
-    def _copy(self, topic: str, group: Group, recovery: Recovery, source: str, url: str) -> None:
-        """Fetch, verify, check that the log still continues the copy, and commit it."""
-        own = self._environment.directory
-        directory = own / RECOVERING / group.directory_name
-        _log.info("copying files", group=group.name, source=source)
-        recovery.start_attempt(source)
-        snapshot = fetch(self._environment.source(url, group.name), directory, recovery, own=own)
-        if (snapshot.group, snapshot.topic_id) != (group.name, self._environment.topic_id(topic)):
-            raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
-        base = check_copy(directory, snapshot, group.key)
-        # A log with a gap proves nothing, also while this replica has yet to read the gap.
-        if base != LogBase() or not self._is_of_log(topic, group, snapshot, url):
-            self._check_source(group, snapshot, source)
-        # Read again after the copy: while it ran, a leader that did not see this node alive may have trimmed
-        # past its end.
-        begin = self._log.describe(topic).begin
-        if snapshot.offset + 1 < begin:
-            raise SourceFailed(
-                f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
-            )
-        if not recovery.wrong:
-            self._check_reach(topic, snapshot)
-        commit_copy(own, group.directory_name)
-
-    def _check_reach(self, topic: str, snapshot: Snapshot) -> None:
-        """Own records that are right do not give way to a copy that ends before them. Raises GroupBusy, SourceFailed."""
-        # They were reported as durable, a writer may have counted them, and the journal goes with the old data. The
-        # poll under way when the recovery was planned may have added some.
-        if not self._environment.is_released(topic):
-            raise GroupBusy("the log is still read for this group", retriable=True)
-        if snapshot.offset < (durable := self._environment.durable_offset(topic)):
-            raise SourceFailed(
-                f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
-            )
-        if self._log_lost_records(topic):
-            raise SourceFailed("the log lost records that this node has", retriable=True)
-
-    def _is_of_log(self, topic: str, group: Group, snapshot: Snapshot, url: str) -> bool:
-        """Compare the copy's chain with that of the log; False where the log does not prove it.
-
-        Raises SourceCorrupt, and the errors of a log that does not answer: it will, and no member is asked in its place.
-        """
-        # The source may be wrong without knowing it. A member that was tampered with looks in sync until the
-        # next sample of its chain, and a copy from it would spread the fault to a majority.
-        if group.log_is_whole(self._log.describe(topic).begin):
-            known = read_chain(self._log, topic, snapshot.version, self._task.stopping.is_set)
-            compared = known.version == snapshot.version
-            chain = snapshot.chain if compared else self._chain_of(url, group, known.version)
-            # A log that was cut proves nothing. One with a record that nobody can read does, up to that record.
-            if (compared or known.unreadable) and chain not in (known.chain.hex(), ""):
-                raise SourceCorrupt(f"its chain at version {known.version} is not that of the log")
-            return compared
-        return False
-
-    def _check_source(self, group: Group, snapshot: Snapshot, source: str) -> None:
-        """Compare the copy's chain with another member's. Raises SourceFailed: it is not decided which is wrong."""
-        for status in self._environment.live(group):
-            if status.node not in (self._environment.node, source) and status.durable_offset >= 0 and status.http:
-                chain = self._chain_of(status.http, group, snapshot.version)
-                if chain not in (snapshot.chain, ""):
-                    raise SourceFailed(
-                        f"its chain at version {snapshot.version} is not that of {status.node}", retriable=True
-                    )
-
-    def _chain_of(self, url: str, group: Group, version: int) -> str:
-        """The chain of a member at a version, empty when it does not answer or does not know."""
-        chain = self._environment.chain_of(url, group.name, version)
-        return chain.hex() if chain is not None else ""
-
-
-def check_copy(directory: Path, snapshot: Snapshot, key: str) -> LogBase:
-    """Open the copy as a store and compare it with its listing; where its log begins.
-
-    Raises SourceCorrupt, and SourceFailed for the files of a newer build.
-    """
-    try:
-        store = Store.open(directory, key, read_state=GroupState.from_bytes)
-    except StoreDamaged as error:
-        raise SourceCorrupt(f"the copy cannot be opened: {error}") from error
-    except StoreFormatUnknown as error:
-        raise SourceFailed(f"its files are of a newer build: {error.message}", action="upgrade this node") from error
-    try:
-        state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
-        found = {entry.name: (entry.size_bytes, entry.file_digest) for entry in store.segments()}
-        prefix = f"{PARTS[0]}/{store.segments_directory.name}/"
-    finally:
-        store.close()
-    listed = {
-        file.path.removeprefix(prefix): (file.size_bytes, file.digest)
-        for file in snapshot.files
-        if file.path.startswith(prefix)
-    }
-    if (state.version, state.offset, state.chain.hex()) != (snapshot.version, snapshot.offset, snapshot.chain):
-        raise SourceCorrupt(
-            f"the index is of version {state.version} at offset {state.offset}, "
-            f"the listing has {snapshot.version} at {snapshot.offset}"
-        )
-    if found != listed:
-        raise SourceCorrupt("the segments of the index are not those of the listing")
-    return state.base

@@ -20,7 +20,7 @@ import structlog
 
 from headrace.consumers.integrity import divergence_monitor, scrubber
 from headrace.consumers.node import local_groups, log_monitor, recovery_environment
-from headrace.consumers.recovery import coordinator, gap_search, log_gap, supervisor
+from headrace.consumers.recovery import coordinator, gap_search, group_copies, log_gap, supervisor
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 from headrace.consumers.recovery.plan import Costs
 from headrace.consumers.replication import (
@@ -250,7 +250,7 @@ class SimFiles:
         return snapshot
 
     def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> LogBase:
-        """See coordinator.check_copy."""
+        """See group_copies.check_copy."""
         fetched = self.node(directory).fetched
         assert fetched is not None
         if fetched.frontier != snapshot.version:
@@ -350,10 +350,10 @@ def shipping_parts(files: SimFiles) -> Iterator[None]:
         (local_groups, "finish_deletions", files.finish_deletions),
         (local_groups, "set_aside", files.set_aside),
         (local_groups, "encoding_threads", files.encoding_threads),
-        (coordinator, "fetch", files.fetch),
-        (coordinator, "check_copy", files.check_copy),
+        (group_copies, "fetch", files.fetch),
+        (group_copies, "check_copy", files.check_copy),
         (coordinator, "is_committed", files.is_committed),
-        (coordinator, "commit_copy", files.commit_copy),
+        (group_copies, "commit_copy", files.commit_copy),
         (coordinator, "commit_empty", files.commit_empty),
         (recovery_environment, "finish_swap", files.finish_swap),
         (gap_search, "append_one", append_at_once),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.connectors.files import Buffer
-from headrace.consumers.recovery import coordinator, file_copy
+from headrace.consumers.recovery import file_copy, group_copies
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
@@ -217,7 +217,7 @@ class RealFiles(SimFiles):
         return found
 
     def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> LogBase:
-        """See coordinator.check_copy."""
+        """See group_copies.check_copy."""
         return self._check_copy(directory, snapshot, key)
 
     def commit_copy(self, directory: Path, group: str) -> None:
@@ -272,4 +272,4 @@ class RealFiles(SimFiles):
         for node in self._nodes.values():
             self.ended(node)
 
-    _check_copy = staticmethod(coordinator.check_copy)
+    _check_copy = staticmethod(group_copies.check_copy)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.consumers.node.offline_replay import NodeRunning, replay
-from headrace.consumers.recovery import coordinator, progress
+from headrace.consumers.recovery import group_copies, progress
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
 from headrace.consumers.recovery.progress import CopyObserver, Recovery, TransferStopped
@@ -169,7 +169,7 @@ def test_a_copy_below_the_trim_point_is_not_installed(three: Nodes, monkeypatch:
                 trim_past(three, "n1")
         return snapshot
 
-    monkeypatch.setattr(coordinator, "fetch", fetch_late)
+    monkeypatch.setattr(group_copies, "fetch", fetch_late)
     three.start("n3")
     three.holds_everything("n3")
     assert len(copies) > 1
@@ -216,7 +216,7 @@ def test_a_group_is_copied_once_even_while_the_coordinator_plans_for_another_one
         if planning.is_set() and position(self._groups[topic].name) == 1:
             installed.set()
 
-    monkeypatch.setattr(coordinator, "fetch", fetch_second_late)
+    monkeypatch.setattr(group_copies, "fetch", fetch_second_late)
     monkeypatch.setattr(RecoveryCoordinator, "_sources", sources_of)
     monkeypatch.setattr(RecoveryCoordinator, "release", released)
     three.start("n3")

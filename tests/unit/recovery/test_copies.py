@@ -11,8 +11,9 @@ from typing import NoReturn
 import pytest
 
 from headrace.connectors.log.port import LogUnavailable
-from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S, check_copy
+from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S
 from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, SourceFailed, commit_empty, digest_of
+from headrace.consumers.recovery.group_copies import check_copy
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest

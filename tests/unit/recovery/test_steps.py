@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.recovery import coordinator
+from headrace.consumers.recovery import group_copies
 from headrace.consumers.recovery.coordinator import FAILED_EXCLUSION_S, RecoveryCoordinator
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import RECOVERING, Snapshot, Source, SourceFailed, finish_swap, is_committed
@@ -317,8 +317,8 @@ def test_records_that_the_log_lost_do_not_give_way_to_cheaper_files(
     node, kept = recovery.node, Cursor(3, 2, record_digest(b"no message 2"), 0)
     lost = replace(kept, digest=record_digest(b"a record that was cut"))
     copy = Snapshot("1", "g", node.topic_id(TOPIC), 9, 8, 1, NO_CHAIN.hex(), ())
-    monkeypatch.setattr(coordinator, "fetch", lambda *_, **__: copy)
-    monkeypatch.setattr(coordinator, "check_copy", lambda *_: LogBase(version=1))
+    monkeypatch.setattr(group_copies, "fetch", lambda *_, **__: copy)
+    monkeypatch.setattr(group_copies, "check_copy", lambda *_: LogBase(version=1))
     monkeypatch.setattr(node, "caught_up", lambda _topic: False)
     (node.directory / RECOVERING / "g").mkdir(parents=True)
     append_records(recovery.log, 9)
@@ -343,8 +343,8 @@ def test_own_durable_records_do_not_give_way_to_a_copy_that_ends_before_them(
     """A writer may have counted what became durable in the poll under way when the copy was planned."""
     node = recovery.node
     copy = Snapshot("1", "g", node.topic_id(TOPIC), 3, 2, 1, NO_CHAIN.hex(), ())
-    monkeypatch.setattr(coordinator, "fetch", lambda *_, **__: copy)
-    monkeypatch.setattr(coordinator, "check_copy", lambda *_: LogBase())
+    monkeypatch.setattr(group_copies, "fetch", lambda *_, **__: copy)
+    monkeypatch.setattr(group_copies, "check_copy", lambda *_: LogBase())
     (node.directory / RECOVERING / "g").mkdir(parents=True)
     node.answering = True
     node.live_statuses = [replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=2)]

@@ -18,7 +18,7 @@ from headrace.connectors.log.port import Log
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.node import Node
-from headrace.consumers.recovery import coordinator, gap_search
+from headrace.consumers.recovery import coordinator, gap_search, group_copies
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
 from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker
@@ -257,7 +257,7 @@ def test_files_are_copied_where_reading_the_log_would_take_longer(
         copied.append(snapshot.group)
         return snapshot
 
-    monkeypatch.setattr(coordinator, "fetch", fetch_and_record)
+    monkeypatch.setattr(group_copies, "fetch", fetch_and_record)
     three.fill(three.topics.forward("n1"), 20_000)
     three.write()
     seal_all(three)
