@@ -44,6 +44,11 @@ class RowWriter(Protocol):
         """The newest offset in each log that is known to hold rows of this writer, by its topic."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything written has its report, and no error of one is left to raise."""
+        ...
+
     def close(self) -> dict[str, int]:
         """Flush and take no more rows; a second call flushes what the first one did not."""
         ...

@@ -160,6 +160,11 @@ class NodeTableWriter:
         """See RowWriter."""
         return dict(self._newest)
 
+    @property
+    def is_settled(self) -> bool:
+        """See RowWriter; each call has its answer."""
+        return True
+
     def close(self) -> dict[str, int]:
         """See RowWriter."""
         self._closed = True

@@ -8,7 +8,6 @@ with headrace.connect("127.0.0.1:9092", "headrace") as client:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from types import TracebackType
@@ -35,6 +34,7 @@ from headrace._frames import arrow_table
 from headrace._lifetime import Lifetime, not_pickled
 from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses
+from headrace._open_writers import OpenWriters, newest_of
 from headrace._parameters import query_parameters
 from headrace.producers.deletes import bound_ns, check_restricted, known_table, no_table
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
@@ -109,9 +109,7 @@ class Client:
         self._nodes = nodes
         self._settings = settings
         self._lifetime = Lifetime()
-        self._lock = threading.Lock()
-        self._writers: list[Writer] = []
-        self._newest: dict[str, int] = {}
+        self._writers = OpenWriters()
 
     def writer(
         self,
@@ -134,9 +132,9 @@ class Client:
         self._lifetime.check()
         settings = writer_settings(self._settings.write, quorum, quorum_timeout_ms, resolution)
         names, key = None if tags is None else given_texts("tags", tags), _table(database, table)
-        made = Writer(self, self._access.writer(*key, settings), names)
-        with self._lock:
-            self._writers.append(made)
+        rows = self._access.writer(*key, settings)
+        made = Writer(self, rows, names)
+        self._writers.add(rows, made)
         return made
 
     def delete(
@@ -160,7 +158,7 @@ class Client:
         key, values, settings = _table(database, table), given_tags(tags), writer_settings(self._settings.write, quorum)
         check_restricted(database, table, values, start, end)
         self.flush()
-        self._note(self._access.delete(*key, values, _ns(start), _ns(end), settings))
+        self._writers.note(self._access.delete(*key, values, _ns(start), _ns(end), settings))
 
     def drop_table(self, database: str, table: str, *, quorum: int | None = None) -> None:
         """Delete every row of a table written before this call; nodes then remove its files.
@@ -170,7 +168,7 @@ class Client:
         settings = writer_settings(self._settings.write, quorum)
         self.flush()
         self.table(database, table)
-        self._note(self._access.drop(database, table, settings))
+        self._writers.note(self._access.drop(database, table, settings))
 
     def set_retention(self, database: str, table: str, keep: timedelta | None) -> None:
         """Keep the rows of a table for so long, None = for ever. Nodes drop whole time slices that are older.
@@ -242,29 +240,20 @@ class Client:
         `query(…, after=…)` of another client takes them. Raises WriteFailed, WriteUnknown.
         """
         self._lifetime.check()
-        with self._lock:
-            writers = list(self._writers)
-        for writer in writers:
-            writer.flush()
-        with self._lock:
-            return dict(self._newest)
+        return self._writers.flush()
 
     def close(self) -> None:
         """Flush and close every writer, then the connection; a second call does nothing. Raises the first error of a writer."""
         self._lifetime.check_process()
         self._lifetime.end()
-        with self._lock:
-            writers = list(self._writers)
-        failures = []
-        for writer in writers:
-            # Every writer is flushed, also behind one that fails: its rows would be lost otherwise.
-            try:
-                writer.close()
-            except HeadraceError as error:
-                failures.append(error)
+        failure: HeadraceError | None = None
+        try:
+            self._writers.close()
+        except HeadraceError as error:
+            failure = error
         self._access.close()
-        if failures:
-            raise failures[0]
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> Client:
         return self
@@ -301,12 +290,6 @@ class Client:
         if tables.catalogue.newest(database, table).version == 0:
             tables.refresh()
         return tables.catalogue.newest(database, table)
-
-    def _note(self, offsets: Mapping[str, int], closed: Writer | None = None) -> None:
-        with self._lock:
-            self._newest = newest_of(self._newest, offsets)
-            if closed in self._writers:
-                self._writers.remove(closed)
 
 
 class Writer:
@@ -354,16 +337,13 @@ class Writer:
         """
         self._client._lifetime.check()
         offsets = self._writer.flush()
-        self._client._note(offsets)
+        self._client._writers.note(offsets)
         return offsets
 
     def close(self) -> None:
         """Flush and take no more rows. Raises as `flush`."""
         self._client._lifetime.check_process()
-        try:
-            self._writer.close()
-        finally:
-            self._client._note(self._writer.newest(), closed=self)
+        self._client._writers.close_one(self._writer)
 
     def __enter__(self) -> Writer:
         return self
@@ -376,15 +356,10 @@ class Writer:
         try:
             self._writer.__exit__(kind, error, trace)
         finally:
-            self._client._note(self._writer.newest(), closed=self)
+            self._client._writers.closed(self._writer)
 
     def __reduce__(self) -> NoReturn:
         not_pickled("writer")
-
-
-def newest_of(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """The higher offset of each log that one of two mappings names."""
-    return {topic: max(one.get(topic, -1), other.get(topic, -1)) for topic in one.keys() | other.keys()}
 
 
 def _ns(point: Time | None) -> int | None:

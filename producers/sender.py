@@ -226,6 +226,14 @@ class Sender:
             return bool(self._state.open_messages or self._state.refused)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether every message has its report, and no error of one is left to raise."""
+        with self._changed:
+            state = self._state
+            failures = (state.failures, *state.by_thread)
+            return not (state.open_messages or state.refused or any(each.first_error for each in failures))
+
+    @property
     def has_refused(self) -> bool:
         """Whether messages were refused that `settled` has not returned."""
         with self._changed:

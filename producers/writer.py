@@ -167,6 +167,11 @@ class TableWriter:
         """The newest offset in each log that is known to hold rows of this writer, by its topic."""
         return offsets_by_topic(self._cluster.topics, self._sender.newest())
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything written has its report, and no error of one is left to raise."""
+        return self._sender.is_settled
+
     def close(self) -> dict[str, int]:
         """Flush and take no more rows. Raises as `flush`."""
         with self._lock:

@@ -4,6 +4,7 @@ after every fault.
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import threading
@@ -100,6 +101,16 @@ def test_a_fleet_arrives_complete(broker: BrokerInfo, cluster: str, disorder: bo
     expected = workload_checksums(workload)
     for table in workload.tables:
         assert [] == compare(expected[table], stored_checksums(broker.bootstrap, cluster, table, workload.tags))
+
+
+def test_writers_that_are_dropped_lose_no_row_and_are_not_kept(shared: Shared, table: str) -> None:
+    """As in `client.writer(…).write(rows)`, a thousand times in a service: the next flush awaits their rows."""
+    for number in range(50):
+        shared.client.writer("db", table, ["host"]).write([{"time": number, "host": "a", "v": number}])
+    gc.collect()
+    assert shared.client.flush()
+    assert list(range(50)) == [row["v"] for row in shared.rows(table)]
+    assert not [each for each in shared.client._writers if each.table == table]
 
 
 def write_workload(client: headrace.Client, workload: Workload) -> None:

@@ -76,7 +76,7 @@ def test_each_method_is_refused_behind_a_fork(client: Client, name: str, monkeyp
     """Before any lock: the child does not have the thread that may hold it."""
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
-        with client._lock, pytest.raises(ClientNotShared, match="before the fork") as raised:
+        with client._writers._lock, pytest.raises(ClientNotShared, match="before the fork") as raised:
             {**CALLS, "close": Client.close}[name](client)
         # A block that ends in the child has nothing to close there.
         client.__exit__(None, None, None)
