@@ -280,7 +280,7 @@ class Sender:
         """Raise the delivery errors that this thread was not given, each once. Raises WriteFailed, WriteUnknown."""
         with self._changed:
             # A thread that has appended nothing gets what nobody was given. What it gets is still due to the threads
-            # that have: a flush of theirs must not confirm rows that another one was told of.
+            # that have: a flush of theirs must not confirm rows whose error another one was given.
             unseen = self._state.failures.take()
             own: _Failures | None = getattr(self._of_thread, "failures", None)
             found = unseen if own is None else own.take()
