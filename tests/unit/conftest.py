@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import signal
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
@@ -17,6 +18,15 @@ def own_logging() -> None:
     """
     structlog.reset_defaults()
     structlog.configure(processors=[_warnings_alone, structlog.processors.KeyValueRenderer()])
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """The handlers of this test: commands and jobs that run within it set some, for the rest of their process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _warnings_alone(_logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

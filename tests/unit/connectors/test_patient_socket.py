@@ -30,7 +30,8 @@ def test_a_body_that_a_slow_link_takes_is_sent_to_its_end(ends: tuple[socket.soc
     left, right = ends
     looks, received, may_read = list[int](), bytearray(), threading.Semaphore(0)
 
-    def look() -> None:
+    def look(left_s: float) -> None:
+        assert 0 < left_s <= WAIT_S
         looks.append(len(received))
         may_read.release()
 
@@ -54,7 +55,7 @@ def test_the_owner_ends_a_send_that_nobody_takes(ends: tuple[socket.socket, sock
     """By its own error; without an owner who minds, the time without any progress does."""
     left, _ = ends
 
-    def gone() -> None:
+    def gone(_left_s: float) -> None:
         raise ConnectionAbortedError("no sign of life")
 
     with PatientSocket(left, WAIT_S, gone) as patient, pytest.raises(ConnectionAbortedError, match="no sign"):
@@ -64,5 +65,5 @@ def test_the_owner_ends_a_send_that_nobody_takes(ends: tuple[socket.socket, sock
 def test_a_send_without_progress_has_its_time(ends: tuple[socket.socket, socket.socket]) -> None:
     """As a read has."""
     left, _ = ends
-    with PatientSocket(left, 0.2, lambda: None) as patient, pytest.raises(TimeoutError):
+    with PatientSocket(left, 0.2, lambda _left_s: None) as patient, pytest.raises(TimeoutError):
         patient.sendall(BODY)

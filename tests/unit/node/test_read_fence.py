@@ -121,6 +121,6 @@ def test_an_answer_has_what_the_node_has_confirmed(nodes: Nodes, monkeypatch: py
     monkeypatch.setattr(group, "_apply", lambda entry: gate.wait() and apply(entry))
     nodes.write()
     eventually(lambda: node.log_consumer.durable_offset(topic) + 1 >= nodes.log.describe(topic).end, "durable rows")
-    assert (503, "NotCaughtUp", True) == kind(ask(node, timeout_ms=200))
+    assert (503, "NotCaughtUp", True) == kind(ask(node, timeout_ms=2_000))
     gate.set()
     assert [{"rows": 2 * ROWS}] == ask(node).json()

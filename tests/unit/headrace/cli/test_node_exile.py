@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,15 +24,6 @@ from tests.unit.nodes import Nodes
 from tests.waiting import eventually
 
 LINE = "node n2 was removed from cluster c and ends; what it held is at other nodes"
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """The command handles signals itself."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def remove(nodes: Nodes) -> None:
