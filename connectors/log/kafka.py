@@ -8,7 +8,6 @@ who read it from the log.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +32,7 @@ from headrace.connectors.log.closing import close_topic
 from headrace.connectors.log.forks import keep_after_fork
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_appender import KafkaAppender
-from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
+from headrace.connectors.log.kafka_errors import DENIED, log_error, read_error
 from headrace.connectors.log.kafka_settings import (
     FOLLOW_SETTINGS,
     RECORD_BYTES_MAX,
@@ -43,7 +42,6 @@ from headrace.connectors.log.kafka_settings import (
 )
 from headrace.connectors.log.port import (
     UNKNOWN_EPOCH,
-    AppendFailed,
     LogUnavailable,
     Record,
     TopicConfiguration,
@@ -70,9 +68,6 @@ class KafkaLog:
         self._base = client_settings(bootstrap)
         self._settings = dict(settings or {})
         self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap, first_answer_s)
-        self._committers: dict[str, Consumer] = {}
-        keep_after_fork(self)
-        self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
     def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
@@ -154,29 +149,12 @@ class KafkaLog:
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
         """See Log; a failed commit is left to the next call, since nobody recovers from these offsets."""
-        with self._lock:
-            consumer = self._committers.get(name) or self._consumer(name)
-            self._committers[name] = consumer
-        with contextlib.suppress(KafkaException):
-            consumer.commit(
-                offsets=[TopicPartition(topic, 0, offset) for topic, offset in offsets.items()], asynchronous=False
-            )
+        with contextlib.suppress(HeadraceError):
+            self._admin.call("", lambda client: kafka_topics.commit(client, name, offsets), exists=False)
 
     def trim(self, topic: str, before: int) -> None:
         """See Log."""
-        partition = TopicPartition(topic, 0, before)
-
-        def trim(client: AdminClient) -> None:
-            try:
-                client.delete_records([partition], request_timeout=REQUEST_TIMEOUT_S)[partition].result(
-                    ANSWER_TIMEOUT_S
-                )
-            except KafkaException as error:
-                if error.args[0].code() in REFUSED:
-                    raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
-                raise
-
-        self._admin.call(topic, trim)
+        self._admin.call(topic, lambda client: kafka_topics.trim(client, topic, before))
 
     def appender(self, *, repeats: bool = False) -> KafkaAppender:
         """See Log."""
@@ -185,10 +163,6 @@ class KafkaLog:
 
     def close(self) -> None:
         """See Log."""
-        with self._lock:
-            for committer in self._committers.values():
-                committer.close()
-            self._committers = {}
         self._admin.close()
 
     def _end(self, topic: str) -> int:

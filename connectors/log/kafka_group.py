@@ -6,6 +6,7 @@ its topics have many, and receivers share them.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from headrace.schemas.errors import HeadraceError
 
 SESSION_TIMEOUT_MS = 30_000
 """How long the partitions of a consumer that died wait for it: one that is started again by then keeps them."""
+CLOSE_TIMEOUT_S = 5.0
 Partition = tuple[str, int]
 """(topic, number)."""
 
@@ -82,7 +84,10 @@ class GroupConsumer(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave; a member with a name of its own keeps its partitions for a while."""
+        """Leave; a member with a name of its own keeps its partitions for a while.
+
+        It waits a few seconds for the log at most. What is still under way then ends with the process.
+        """
         ...
 
 
@@ -194,7 +199,14 @@ class KafkaGroupConsumer:
 
     def close(self) -> None:
         """See GroupConsumer."""
-        self._consumer.close()
+        # It waits for the answers to commits, which a broker that is gone never sends.
+        closing = threading.Thread(target=self._close, name="kafka-group-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
+
+    def _close(self) -> None:
+        with suppress(KafkaException):
+            self._consumer.close()
 
 
 def read_partitions(

@@ -12,7 +12,6 @@ from typing import Any
 from headrace.connectors.log.port import ClientSettingsRefused
 from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 
-COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
 PRODUCER_QUEUE_KBYTES = 65_536
 PORT_MAX = 65_535
@@ -91,8 +90,6 @@ def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **
         "enable.auto.offset.store": False,
         # A reset would skip records in silence; a replica that misses one is no copy any more.
         "auto.offset.reset": "error",
-        # No consumer joins a group; this is also how long a commit waits for a broker that does not answer.
-        "session.timeout.ms": COMMIT_TIMEOUT_MS,
         "isolation.level": "read_committed",
         # Bytes that changed at a broker or on the way would otherwise be decoded as if they were the record.
         "check.crcs": True,

@@ -1,4 +1,4 @@
-"""Requests to Kafka that create, configure and delete topics, and find their bounds."""
+"""Requests to Kafka that create, configure trim and delete topics, find their bounds, and publish how far they are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -18,11 +18,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S
-from headrace.connectors.log.kafka_errors import DENIED
-from headrace.connectors.log.port import LogUnavailable, TopicConfiguration, TopicSettingsRefused
+from headrace.connectors.log.kafka_errors import DENIED, REFUSED, UNREACHABLE
+from headrace.connectors.log.port import AppendFailed, LogUnavailable, TopicConfiguration, TopicSettingsRefused
 
 _REFUSED = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 BROKERS_DEFAULT = -1
+COMMIT_TIMEOUT_S = 3.0
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -124,6 +125,29 @@ def _refused(topic: str, settings: Mapping[str, str], error: KafkaException) -> 
         f"Kafka refuses the settings {wanted} of topic {topic}: {error.args[0].str()}",
         action="allow them in the policy of the Kafka cluster",
     )
+
+
+def trim(client: AdminClient, topic: str, before: int) -> None:
+    """Delete every record below an offset. Raises KafkaException, AppendFailed."""
+    partition = TopicPartition(topic, 0, before)
+    try:
+        client.delete_records([partition], request_timeout=REQUEST_TIMEOUT_S)[partition].result(ANSWER_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() in REFUSED:
+            raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
+        raise
+
+
+def commit(client: AdminClient, name: str, offsets: Mapping[str, int]) -> None:
+    """Commit offsets of topics for a consumer group without members. Raises KafkaException without an answer."""
+    # A consumer has no limit for it: without a broker it waits for the end of its session, or in its `close`.
+    group = ConsumerGroupTopicPartitions(name, [TopicPartition(topic, 0, offset) for topic, offset in offsets.items()])
+    try:
+        client.alter_consumer_group_offsets([group], request_timeout=COMMIT_TIMEOUT_S)[name].result(ANSWER_TIMEOUT_S)
+    except KafkaException as error:
+        # Any other client would be refused too, as one without the right on the group.
+        if error.args[0].code() in UNREACHABLE:
+            raise
 
 
 def begin(client: AdminClient, topic: str) -> Future[Any]:
