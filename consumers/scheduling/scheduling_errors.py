@@ -63,7 +63,7 @@ class QueryTimeout(QueryError):
         if not awaited:
             return cls(
                 f"the query did not finish within {timeout_ms} ms",
-                action="narrow the time range, or give it more time with timeout_ms",
+                action="narrow the time range, or give the query a longer timeout",
                 retriable=True,
             )
         shown, more = list(awaited)[:REASONS_SHOWN], len(awaited) - REASONS_SHOWN

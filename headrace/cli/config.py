@@ -43,7 +43,8 @@ def show(
             )
             return
         columns = ("setting", "value", "origin", "meaning") if origin else ("setting", "value", "meaning")
-        output.table(columns, (tuple(_cell(getattr(row, _FIELDS[name])) for name in columns) for row in shown))
+        rows = (tuple(_cell(getattr(row, _FIELDS[name])) for name in columns) for row in shown)
+        output.table(columns, rows, key="setting")
 
 
 def _cell(value: object) -> object:

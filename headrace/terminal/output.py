@@ -78,8 +78,10 @@ class Output:
         # A script that reads a pipe acts on each line while the command runs, such as on an address.
         sys.stdout.flush()
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-        """A table for people on stdout; numbers are right-aligned, None is empty.
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, key: str = ""
+    ) -> None:
+        """A table for people on stdout; numbers are right-aligned, None is empty, and cells of column `key` are whole.
 
         Where a row does not fit the terminal, each row is a record of several lines.
         """
@@ -87,7 +89,7 @@ class Output:
 
         values = [tuple(row) for row in rows]
         numeric = [_is_numeric([row[index] for row in values]) for index in range(len(columns))]
-        named = [Column(name, number) for name, number in zip(columns, numeric, strict=True)]
+        named = [Column(name, number, name == key) for name, number in zip(columns, numeric, strict=True)]
         if title:
             self.line(title)
         print_lines(render(named, [[_cell(value) for value in row] for row in values], terminal_width()))

@@ -7,7 +7,7 @@ ends with an ellipsis and the number of characters left out, so that no reader t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 
@@ -22,10 +22,11 @@ _CONTROL |= dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; numbers are right-aligned."""
+    """A column of a table; numbers are right-aligned. `whole`: a part of a cell is of no use, so none is cut."""
 
     name: str
     numeric: bool = False
+    whole: bool = False
 
 
 def render(
@@ -37,7 +38,7 @@ def render(
     """
     if width is None:
         return _records(columns, rows, None) if vertical else _table(columns, rows, _widths(columns, rows))
-    columns = [Column(printable(column.name), column.numeric) for column in columns]
+    columns = [replace(column, name=printable(column.name)) for column in columns]
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = _widths(columns, rows)
     if vertical is False:
@@ -74,7 +75,7 @@ def _fitted(columns: Sequence[Column], widths: list[int], width: int) -> list[in
     """Widths of columns that fit, the widest ones cut first; None where they would become too narrow."""
     # Numbers are never cut: a part of a number is another number.
     least = [
-        each if column.numeric else min(each, max(CELL_WIDTH_MIN, cell_len(column.name)))
+        each if column.numeric or column.whole else min(each, max(CELL_WIDTH_MIN, cell_len(column.name)))
         for column, each in zip(columns, widths, strict=True)
     ]
     left = width - 1 - _PADDING * len(columns)

@@ -49,6 +49,14 @@ def test_a_cut_cell_counts_what_is_left_out() -> None:
     assert "short" == cut("short", 5)
 
 
+def test_cells_of_a_key_are_whole() -> None:
+    """What is named can be typed: the others are cut, and where that is not enough each row is a record."""
+    key = "cluster.topic_min_insync_replicas"
+    columns, rows = [Column("setting", whole=True), Column("meaning")], [[key, "copies that must have a record " * 3]]
+    for width in (80, 60, 50):
+        assert key in "\n".join(render(columns, rows, width))
+
+
 def test_data_cannot_steer_the_terminal() -> None:
     """Escape sequences and newlines in data are pictures on a terminal, and stay as they are in a pipe."""
     rows = [["a\x1b[2Jb\nc", "1", "\u202eabc"]]
