@@ -91,6 +91,11 @@ class DriverScheduler:
         if query.id in self._queries:
             raise ValueError(f"query {query.id} runs already")
         self._memory.check(query.submission.memory_bytes)
+        for each in self._queries.values():
+            if each.answered:
+                # It only closes what it had, and whoever has read it may ask again: as many as may ask at a time
+                # are never refused.
+                self._capacity.end_query(each.id)
         names = [task.id for task in query.tasks]
         self._capacity.admit(query.id, query.submission.user, names, apart=query.submission.apart)
 

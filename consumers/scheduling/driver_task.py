@@ -149,6 +149,12 @@ class ScheduledQuery:
         """Why it gave no answer; None while it runs, and when every driver has finished."""
         return self.cause if any(task.state is TaskState.ABORTED for task in self.tasks) else None
 
+    @property
+    def answered(self) -> bool:
+        """See EndWatcher."""
+        watcher = self.submission.watcher
+        return watcher is not None and watcher.answered
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until its drivers are closed and what it held is free; whether that is so."""
         return self._ended.wait(timeout_s)
@@ -179,7 +185,7 @@ class ScheduledQuery:
             {state: states[state] for state in TaskState if state not in ENDED},
             memory_bytes,
             blocked[0] if blocked else None,
-            self.submission.watcher is not None and self.submission.watcher.answered,
+            self.answered,
         )
 
     def _end_state(self, states: Counter[TaskState]) -> TaskState:

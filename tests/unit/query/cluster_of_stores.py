@@ -245,7 +245,7 @@ def cluster_of_stores(
             cluster.remotes[node] = remote
             source = ClusterSource(local, remote, NoEndedGroups())
             opened.callback(source.close)
-            engine = QueryEngine(source, [directory / node], QuerySettings(timeout_ms=30_000))
+            engine = QueryEngine(source, [directory / node], QuerySettings(timeout_ms=240_000))
             opened.callback(engine.close)
             cluster.engines[node] = engine
             cluster.scanners[node] = GroupScanner(node, local, cast(Any, Schemas()), engine)

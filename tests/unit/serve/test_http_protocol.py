@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -32,8 +33,17 @@ def connection(node: FakeNode) -> Iterator[socket.socket]:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """The next part of the answers, of which each is sent at once."""
-    return connection.recv(65_536)
+    """The next answer with its body, which may arrive behind its head; empty at the end of the connection."""
+    found, whole = b"", False
+    while not whole and (part := connection.recv(1)):
+        found += part
+        head, ended, body = found.partition(b"\r\n\r\n")
+        if ended and b"transfer-encoding: chunked" in head.lower():
+            whole = body.endswith(b"0\r\n\r\n")
+        elif ended:
+            length = re.search(rb"\r\ncontent-length: (\d+)", head.lower())
+            whole = len(body) >= (int(length[1]) if length else 0)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(node: FakeNode) -> N
     ) as answer:
         assert next(answer.iter_bytes())
         server.stop()
-    assert "http" not in {thread.name for thread in threading.enumerate()}
+        # On a busy machine a stop may have waited its whole time, and this client still reads nothing.
+        eventually(lambda: "http" not in {thread.name for thread in threading.enumerate()}, "the end of the thread")
 
 
 ENDLESS = {
