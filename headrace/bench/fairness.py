@@ -31,7 +31,6 @@ from headrace.bench.asking import LeanClient
 from headrace.bench.measurement import (
     DATABASE,
     Note,
-    chosen,
     connected,
     percentiles,
     running_broker,
@@ -42,6 +41,7 @@ from headrace.bench.measurement import (
     stolen_in,
     versions,
 )
+from headrace.bench.options import Options
 from headrace.connectors.http import request_node
 from headrace.local_cluster import LocalCluster
 from headrace.producers.cluster import Cluster
@@ -49,17 +49,19 @@ from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.workload import DEFAULT_START_NS, cpu
 
-OPTIONS = {
-    "hosts": 400,
-    "hours": 24,
-    "rate": 50.0,
-    "scans": 60,
-    "repeats": 24,
-    "alone_s": 20.0,
-    "fifo_s": 60.0,
-    "seed": 1,
-    "dir": "",
-}
+OPTIONS = Options(
+    {
+        "hosts": 400,
+        "hours": 24,
+        "rate": 50.0,
+        "scans": 60,
+        "repeats": 24,
+        "alone_s": 20.0,
+        "fifo_s": 60.0,
+        "seed": 1,
+        "dir": "",
+    },
+)
 RATIO_MOST, SHORT_MS_MOST, LONG_RATIO_LEAST, STEP_MS_MOST, REFUSED_MOST = 2.0, 250.0, 0.9, 5.0, 0
 FIFO_SLICE_MS = 86_400_000
 TABLE = f'"{DATABASE}"."cpu"'
@@ -99,7 +101,7 @@ class Shorts:
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, hours, rate, scans, repeats, alone_s, fifo_s, seed, dir. Raises ClientFailed."""
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     directory = Path(tempfile.mkdtemp(prefix="headrace-fairness-", dir=settings.pop("dir") or None))
     try:
         with (

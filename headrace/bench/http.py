@@ -24,7 +24,8 @@ from headrace._access import LogAccess
 from headrace._connection import ClusterConnection, open_cluster
 from headrace._file_writer import FileWriter
 from headrace.bench.content import ContentDiffers, check_content
-from headrace.bench.measurement import Leg, Note, ProcessClock, broker_pid, chosen, node_pids, ratio, ratio_text, silent
+from headrace.bench.measurement import Leg, Note, ProcessClock, broker_pid, node_pids, ratio, ratio_text, silent
+from headrace.bench.options import Options, rows_below_hosts
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import WriterSettings
@@ -35,12 +36,15 @@ from headrace.workload.encode import line_protocol_bytes
 
 START_NS = 1_700_000_000_000_000_000
 LEAST = 0.5
-OPTIONS = {"rows": 500_000, "hosts": 1_000, "clients": 10, "lines": 5_000, "rounds": 3, "seed": 1, "dir": ""}
+OPTIONS = Options(
+    {"rows": 500_000, "hosts": 1_000, "clients": 10, "lines": 5_000, "rounds": 3, "seed": 1, "dir": ""},
+    problem_of=rows_below_hosts,
+)
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: rows, hosts, clients, lines (of a request), rounds, seed, dir. Raises ContentDiffers."""
-    given = chosen(options, OPTIONS)
+    given = OPTIONS.chosen(options)
     workload = cpu(
         hosts=given["hosts"], start_ns=START_NS, duration_s=given["rows"] // given["hosts"] * 10, seed=given["seed"]
     )

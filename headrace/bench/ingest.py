@@ -27,28 +27,33 @@ from headrace.bench.measurement import (
     Note,
     ProcessClock,
     broker_pid,
-    chosen,
     connected,
     node_pids,
     seal,
     silent,
 )
+from headrace.bench.options import Options, rows_below_hosts
 from headrace.connectors.files import fsync_file
 from headrace.connectors.http import call_node
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.payload import COMPRESSIONS
 from headrace.workload import cpu
 
-OPTIONS = {"hosts": 4_000, "rows": 2_000_000, "nodes": 1, "rounds": 3, "seed": 1, "compression": "zstd", "dir": ""}
+OPTIONS = Options(
+    {"hosts": 4_000, "rows": 2_000_000, "nodes": 1, "rounds": 3, "seed": 1, "compression": "zstd", "dir": ""},
+    among={"compression": COMPRESSIONS},
+    problem_of=rows_below_hosts,
+)
 TABLE_ROWS = 100_000
 START_NS = 1_700_000_000_000_000_000
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: the keys of `OPTIONS`. Raises OptionUnknown, ContentDiffers."""
-    given = chosen(options, OPTIONS)
+    given = OPTIONS.chosen(options)
     hosts, rows, nodes, rounds = (given[name] for name in ("hosts", "rows", "nodes", "rounds"))
     seed, compression = given["seed"], given["compression"]
     workload = cpu(hosts=hosts, start_ns=START_NS, duration_s=rows // hosts * 10, seed=seed)

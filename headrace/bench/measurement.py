@@ -45,12 +45,6 @@ def silent(line: str) -> None:
     del line
 
 
-class OptionUnknown(HeadraceError):
-    """An option that the benchmark does not have."""
-
-    exit_code = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Leg:
     """One measured way: wall seconds, and CPU seconds by process."""
@@ -115,17 +109,6 @@ def broker_pid(broker: EmbeddedBroker) -> int:
     pid = broker.status().pid
     assert pid is not None, "the broker runs"
     return pid
-
-
-def chosen(options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option with its value, of the type of its default. Raises OptionUnknown."""
-    for name in options:
-        if name not in defaults:
-            raise OptionUnknown(f"there is no option {name!r}", action=f"the options are {', '.join(defaults)}")
-    try:
-        return {name: type(default)(options.get(name, default)) for name, default in defaults.items()}
-    except ValueError as error:
-        raise OptionUnknown(f"an option is not a number: {error}") from error
 
 
 @contextlib.contextmanager

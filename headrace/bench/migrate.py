@@ -32,7 +32,6 @@ from headrace.bench.live_writer import LIVE, Blocks, WriterFailed, block_of, fir
 from headrace.bench.measurement import (
     DATABASE,
     Note,
-    chosen,
     connected,
     percentiles,
     running_broker,
@@ -42,6 +41,7 @@ from headrace.bench.measurement import (
     versions,
 )
 from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, STEPS_A_BATCH, STEPS_A_DAY, TAGS, Noise
+from headrace.bench.options import Options
 from headrace.bench.recovery import copy_plainly
 from headrace.cluster_change import ClusterChanges
 from headrace.connectors.deadline import Deadline
@@ -51,10 +51,8 @@ from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
-from headrace.schemas.errors import HeadraceError
 from headrace.workload.checksum import checksums, total
 
-OPTIONS = {"hosts": 1_000, "rows": 25_000_000, "days": 40, "block_rows": 20_000, "before_s": 30.0, "seed": 1, "dir": ""}
 STEP_NS = DAY_NS // STEPS_A_DAY
 NODES = 3
 SEALED = "sealed"
@@ -73,15 +71,25 @@ QUERY = f'SELECT count(*) FROM "{DATABASE}"."{SEALED}" WHERE host = \'host_1\''
 """One series over all days: it needs files of every group."""
 
 
-class DaysTooFew(HeadraceError):
-    """More rows than fit into the days."""
+def _problem(given: Mapping[str, Any]) -> str:
+    """The rows must fit into the days."""
+    fits = given["days"] * HOSTS * STEPS_A_DAY >= _noise(given).rows
+    return "" if fits else f"a day has {HOSTS * STEPS_A_DAY:,} rows at most: give more days"
 
-    exit_code = 2
+
+def _noise(settings: Mapping[str, Any]) -> Noise:
+    return Noise(settings["rows"] * ROW_BYTES, settings["seed"])
+
+
+OPTIONS = Options(
+    {"hosts": 1_000, "rows": 25_000_000, "days": 40, "block_rows": 20_000, "before_s": 30.0, "seed": 1, "dir": ""},
+    problem_of=_problem,
+)
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, rows (sealed), days, block_rows, before_s, seed, dir. Raises WriterFailed."""
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     directory = Path(tempfile.mkdtemp(prefix="headrace-migrate-", dir=settings.pop("dir") or None))
     try:
         with (
@@ -142,9 +150,7 @@ def _bar_text(bar: Mapping[str, Any]) -> str:
 
 def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> pa.Table:
     """Write the sealed table, rows that do not compress, spread over the days; returns the checksums of its rows."""
-    noise, days = Noise(settings["rows"] * ROW_BYTES, settings["seed"]), settings["days"]
-    if noise.rows > days * HOSTS * STEPS_A_DAY:
-        raise DaysTooFew(f"a day has {HOSTS * STEPS_A_DAY:,} rows at most", action="give more days")
+    noise, days = _noise(settings), settings["days"]
     written = []
     with TableWriter(cluster, DATABASE, SEALED, WriterSettings(compression="none")) as writer:
         for number, batch in enumerate(noise.batches()):

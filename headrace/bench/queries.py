@@ -29,7 +29,6 @@ from headrace.bench.measurement import (
     POLL_S,
     VISIBLE_TIMEOUT_S,
     Note,
-    chosen,
     connected,
     running_broker,
     running_cluster,
@@ -38,6 +37,7 @@ from headrace.bench.measurement import (
     silent,
     versions,
 )
+from headrace.bench.options import FROM_ZERO, Options
 from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, BenchQuery, cpu_queries, iot_queries
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import request_node
@@ -46,7 +46,10 @@ from headrace.producers.writer import TableWriter
 from headrace.schemas.errors import HeadraceError
 from headrace.workload import Workload, cpu, iot
 
-OPTIONS = {"hosts": 400, "trucks": 1_000, "hours": 24, "rounds": 5, "threads": 2, "seed": 1, "dir": ""}
+OPTIONS = Options(
+    {"hosts": 400, "trucks": 1_000, "hours": 24, "rounds": 5, "threads": 2, "seed": 1, "dir": ""},
+    from_zero=(*FROM_ZERO, "trucks"),
+)
 START_NS = 1_767_225_600_000_000_000
 TABLE_ROWS = 100_000
 QUERY_TIMEOUT_S = 300.0
@@ -57,7 +60,7 @@ Ask = Callable[[], pa.Table]
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, trucks (0 leaves the workload out), hours, rounds, threads, seed, dir."""
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     hours, seed = settings["hours"], settings["seed"]
     directory = Path(tempfile.mkdtemp(prefix="headrace-queries-", dir=settings.pop("dir") or None))
     loads = [cpu(hosts=settings["hosts"], start_ns=START_NS, duration_s=hours * 3_600, seed=seed)]

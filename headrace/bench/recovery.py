@@ -26,7 +26,6 @@ from headrace.bench.content import ContentDiffers, check_node
 from headrace.bench.measurement import (
     DATABASE,
     Note,
-    chosen,
     connected,
     content_hash,
     ratio,
@@ -41,6 +40,7 @@ from headrace.bench.measurement import (
     versions,
 )
 from headrace.bench.noise import TAGS, Noise
+from headrace.bench.options import Options, rows_below_hosts
 from headrace.bench.replay import LEAST, TABLE, measure_replay
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import fsync_directory, fsync_file
@@ -52,16 +52,19 @@ from headrace.node_probe import probe
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 
-OPTIONS = {
-    "hosts": 4_000,
-    "rows": 4_000_000,
-    "files_mb": 400,
-    "small_mb": 200,
-    "large_mb": 2_000,
-    "rounds": 5,
-    "seed": 1,
-    "dir": "",
-}
+OPTIONS = Options(
+    {
+        "hosts": 4_000,
+        "rows": 4_000_000,
+        "files_mb": 400,
+        "small_mb": 200,
+        "large_mb": 2_000,
+        "rounds": 5,
+        "seed": 1,
+        "dir": "",
+    },
+    problem_of=rows_below_hosts,
+)
 RESTART_LEAST = 0.9
 WAIT_S = 300.0
 POLL_S = 0.01
@@ -88,7 +91,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts and rows (of the replay), files_mb, small_mb and large_mb (of segments), rounds, seed,
     dir. Raises ContentDiffers.
     """
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     directory = Path(tempfile.mkdtemp(prefix="headrace-recovery-", dir=settings.pop("dir") or None))
     try:
         with running_broker(directory / "broker") as broker:

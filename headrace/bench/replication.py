@@ -31,7 +31,6 @@ from headrace.bench.measurement import (
     Leg,
     Note,
     broker_pid,
-    chosen,
     connected,
     content_hash,
     percentiles,
@@ -44,24 +43,31 @@ from headrace.bench.measurement import (
     summary,
     versions,
 )
+from headrace.bench.options import FROM_ZERO, Options, rows_below_hosts
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.local_cluster import LocalCluster
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.payload import COMPRESSIONS
 from headrace.workload import cpu
 
-OPTIONS = {
-    "hosts": 4_000,
-    "rows": 2_000_000,
-    "rounds": 5,
-    "seed": 1,
-    "compression": "zstd",
-    "writes": 200,
-    "load_rows": 100_000,
-    "dir": "",
-}
+OPTIONS = Options(
+    {
+        "hosts": 4_000,
+        "rows": 2_000_000,
+        "rounds": 5,
+        "seed": 1,
+        "compression": "zstd",
+        "writes": 200,
+        "load_rows": 100_000,
+        "dir": "",
+    },
+    from_zero=(*FROM_ZERO, "load_rows"),
+    among={"compression": COMPRESSIONS},
+    problem_of=rows_below_hosts,
+)
 START_NS = 1_700_000_000_000_000_000
 REPLICAS = 3
 QUORUM = 2
@@ -99,7 +105,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, rows, rounds, seed, compression, writes (of each kind a round), load_rows (a second),
     dir. Raises ContentDiffers.
     """
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     hosts, rows, seed = settings["hosts"], settings["rows"], settings["seed"]
     workload = cpu(hosts=hosts, start_ns=START_NS, duration_s=rows // hosts * 10, seed=seed)
     tables = [table for _, table in workload.batches(TABLE_ROWS)]

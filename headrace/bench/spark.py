@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 from headrace.bench.measurement import (
     Note,
-    OptionUnknown,
-    chosen,
     running_broker,
     running_cluster,
     settings_text,
     silent,
     versions,
 )
+from headrace.bench.options import Options
 from headrace.bench.spark_ingest import CLUSTER, RawTopics, ingest_legs
 from headrace.bench.spark_runs import BenchInvalid, Leg, Measure, SparkBench, in_turn
 from headrace.bench.spark_tables import batch_legs, make_cluster, stream_legs
@@ -37,18 +36,45 @@ INTERVAL_S = 10
 DRIVER_MEMORY = "2g"
 """More than the 1 GB of ingest: stock Spark explodes and parses long messages on the heap."""
 PARTS = ("ingest", "streams", "batch")
-OPTIONS = {
-    "rows": 1_000_000,
-    "partitions": 2,
-    "lines": 500,
-    "tiny_batches": 100,
-    "tiny_messages": 100,
-    "table_rows": 4_000_000,
-    "hours": 24,
-    "rounds": 3,
-    "parts": ",".join(PARTS),
-    "dir": "",
-}
+
+
+def _problem(given: Mapping[str, Any]) -> str:
+    """What is wrong with the parts, or with the sizes of a part."""
+    parts = _parts(given)
+    if unknown := [part for part in parts if part not in PARTS]:
+        return f"there is no part {unknown[0]!r}: the parts are {', '.join(PARTS)}"
+    if not parts:
+        return f"no part is named: the parts are {', '.join(PARTS)}"
+    rows, tiny = _whole_rows(given["rows"]), given["tiny_batches"] * given["tiny_messages"]
+    if "ingest" in parts and tiny > rows:
+        return f"{tiny} tiny messages are more than the {rows} rows that they are made of"
+    return ""
+
+
+def _parts(given: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(part for part in given["parts"].split(",") if part)
+
+
+def _whole_rows(rows: int) -> int:
+    """As many for each host."""
+    return max(HOSTS, rows // HOSTS * HOSTS)
+
+
+OPTIONS = Options(
+    {
+        "rows": 1_000_000,
+        "partitions": 2,
+        "lines": 500,
+        "tiny_batches": 100,
+        "tiny_messages": 100,
+        "table_rows": 4_000_000,
+        "hours": 24,
+        "rounds": 3,
+        "parts": ",".join(PARTS),
+        "dir": "",
+    },
+    problem_of=_problem,
+)
 
 
 class Ratio(NamedTuple):
@@ -85,14 +111,10 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: rows of each topic, partitions, lines of a message of many, tiny_batches of tiny_messages, table_rows of
     hours, rounds, parts, dir. Raises OptionUnknown, BenchInvalid.
     """
-    settings = chosen(options, OPTIONS)
-    parts = tuple(part for part in settings["parts"].split(",") if part)
-    for part in parts:
-        if part not in PARTS:
-            raise OptionUnknown(f"there is no part {part!r}", action=f"the parts are {', '.join(PARTS)}")
-    settings["rows"] = max(HOSTS, settings["rows"] // HOSTS * HOSTS)
+    settings = OPTIONS.chosen(options)
+    settings["rows"] = _whole_rows(settings["rows"])
     with _directory(settings.pop("dir")) as directory, ExitStack() as stack:
-        measured, failed = _measured(directory, settings, parts, stack, note)
+        measured, failed = _measured(directory, settings, _parts(settings), stack, note)
     legs = {name: _figures(taken) for name, taken in measured.items()}
     shown = {"legs": legs, "ratios": ratios(measured), "failed": failed}
     return {**shown, "settings": settings, "versions": versions()}

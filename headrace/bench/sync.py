@@ -35,7 +35,6 @@ from headrace.bench.measurement import (
     Note,
     ProcessClock,
     broker_pid,
-    chosen,
     in_child,
     node_pids,
     ratio,
@@ -48,6 +47,7 @@ from headrace.bench.measurement import (
     versions,
 )
 from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, START_NS, STEPS_A_BATCH, STEPS_A_DAY, TAGS, Noise
+from headrace.bench.options import Options
 from headrace.bench.sync_limits import copied_through_socket, drained, hashed, synced_by_rsync
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeUnreachable, call_node
@@ -59,7 +59,9 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import DEFAULT_BUCKETS
 from headrace.workload.checksum import checksums, total
 
-OPTIONS = {"mb": 800, "file_mb": 8, "rounds": 3, "seed": 1, "digest": "xxh3", "dir": ""}
+OPTIONS = Options(
+    {"mb": 800, "file_mb": 8, "rounds": 3, "seed": 1, "digest": "xxh3", "dir": ""}, among={"digest": ("xxh3", "md5")}
+)
 TABLE = "noise"
 RATE_LEAST, PER_CPU_LEAST = 1.5, 1.2
 READY_TIMEOUT_S = 60.0
@@ -82,7 +84,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
 
     Raises SyncFailed, ContentDiffers.
     """
-    settings = chosen(options, OPTIONS)
+    settings = OPTIONS.chosen(options)
     directory = Path(tempfile.mkdtemp(prefix="headrace-sync-", dir=settings.pop("dir") or None))
     try:
         with (

@@ -22,13 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.measurement import Note, chosen, silent
+from headrace.bench.measurement import Note, silent
+from headrace.bench.options import Options
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import find_java
 from headrace.consumers.wal import BytesSerde, Put, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
 
-OPTIONS = {"seconds": 1.0, "rounds": 3, "recover": 1_000_000, "recover_large": 10_000, "peers": 1, "dir": ""}
+OPTIONS = Options(
+    {"seconds": 1.0, "rounds": 3, "recover": 1_000_000, "recover_large": 10_000, "peers": 1, "dir": ""},
+    from_zero=("peers",),
+)
 """`seconds` of a leg, `recover`ed updates of 100 B, `recover_large` of 64 KB; `peers=0`: ours and the limit only."""
 KEYS_PER_CALLER = 1_000
 RESERVE_BYTES = 1 << 20
@@ -92,7 +96,7 @@ class Bench:
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: the keys of `OPTIONS`. Raises OptionUnknown, ContentLost."""
-    given = chosen(options, OPTIONS)
+    given = OPTIONS.chosen(options)
     peers = given["peers"] != 0
     bench = Bench(
         directory=Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=given["dir"] or None)),

@@ -43,7 +43,9 @@ def bench(
         pairs = [option.partition("=") for option in options or ()]
         if any(not separator for _, separator, _ in pairs):
             raise UsageInvalid("an option is not KEY=VALUE", action="for example -o rows=1000000")
-        module = import_module(BENCHES[name])
+        module, given = import_module(BENCHES[name]), {key: value for key, _, value in pairs}
+        # Before a word that it measures: what cannot be measured is an error of the command line.
+        module.OPTIONS.chosen(given)
         output.note(f"measuring {name}")
-        result = module.run({key: value for key, _, value in pairs}, output.note)
+        result = module.run(given, output.note)
         output.result(result, lambda: output.table((name, "figure"), module.table(result)))

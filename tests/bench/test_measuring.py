@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from headrace.bench.content import tag_names, written_checksums
 from headrace.bench.measurement import (
-    OptionUnknown,
-    chosen,
     content_hash,
     in_child,
     percentiles,
@@ -20,13 +20,16 @@ from headrace.bench.measurement import (
     summary,
 )
 from headrace.bench.noise import ROW_BYTES, TAGS, Noise
+from headrace.bench.options import Options, OptionUnknown
 from headrace.bench.recovery import BenchStuck
 from headrace.bench.replay import store_digests
+from headrace.cli.bench import BENCHES
+from headrace.cli.main import build_app
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
 from headrace.workload.checksum import compare
 
-DEFAULTS = {"rows": 100, "rate": 0.5, "dir": ""}
+OPTIONS = Options({"rows": 100, "rate": 0.5, "way": "a", "seed": 1, "dir": ""}, among={"way": ("a", "b")})
 
 
 def refuse(reason: str) -> None:
@@ -39,16 +42,50 @@ def die(code: int) -> None:
     os._exit(code)
 
 
-def test_options_have_the_type_of_their_default() -> None:
+def test_options_have_the_type_of_their_default(tmp_path: Path) -> None:
     """A given option overrides the default and has its type; the rest are defaults."""
-    assert {"rows": 7, "rate": 0.5, "dir": "d"} == chosen({"rows": "7", "dir": "d"}, DEFAULTS)
+    given = {"rows": "7", "dir": str(tmp_path), "seed": "0"}
+    assert {"rows": 7, "rate": 0.5, "way": "a", "seed": 0, "dir": str(tmp_path)} == OPTIONS.chosen(given)
 
 
-@pytest.mark.parametrize("options", [{"row": "7"}, {"rows": "many"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"row": "7"}, {"rows": "many"}, {"rows": "0"}, {"rows": "-1"}, {"seed": "-1"}),
+        *({"rate": "nan"}, {"rate": "inf"}, {"rate": "0"}, {"way": "c"}, {"dir": "/no/such/directory"}),
+    ],
+)
 def test_an_invalid_option_is_refused(options: dict[str, str]) -> None:
-    """A misspelt name and text in place of a number are errors, not defaults."""
+    """A misspelt name, text in place of a number, and what no run can use are errors, not defaults."""
     with pytest.raises(OptionUnknown):
-        chosen(options, DEFAULTS)
+        OPTIONS.chosen(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *((name, "wrong=1") for name in BENCHES),
+        *((name, "rounds=0") for name in BENCHES if name not in ("migrate", "fairness")),
+        *((name, "rows=3") for name in ("ingest", "http", "replication", "recovery")),
+        *(("ingest", "compression=zip"), ("replication", "compression=zip"), ("sync", "digest=sha1")),
+        *(("migrate", "days=1"), ("spark", "parts="), ("spark", "parts=tables"), ("spark", "rows=1000")),
+    ],
+)
+def test_a_benchmark_refuses_an_option_before_it_measures(name: str, option: str) -> None:
+    """With exit code 2, and before a line that it measures."""
+    answer = CliRunner().invoke(build_app(["bench"]), ["bench", name, "-o", option])
+    assert 2 == answer.exit_code, answer.stderr
+    assert answer.stderr.startswith("error: ")
+    assert "measuring" not in answer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("queries", "trucks=0"), ("replication", "load_rows=0"), ("wal", "peers=0")]
+)
+def test_nothing_of_a_kind_may_be_asked_for(name: str, option: str) -> None:
+    """Of what can be left out there may be none."""
+    key, _, value = option.partition("=")
+    assert 0 == import_module(BENCHES[name]).OPTIONS.chosen({key: value})[key]
 
 
 def test_a_ratio_is_computed_round_by_round() -> None:

@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from headrace.bench import spark
-from headrace.bench.measurement import OptionUnknown
+from headrace.bench.options import OptionUnknown
 from headrace.bench.spark_runs import BenchInvalid, Leg, in_turn
 from headrace.bench.spark_topics import FRAME, avro_records, avro_schema, field_names
 from headrace.workload import cpu
