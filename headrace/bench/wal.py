@@ -7,25 +7,23 @@ ours counts only if what it wrote is recovered.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.bench.measurement import Note, silent
+from headrace.bench.nifi_peer import NifiPeer
 from headrace.bench.options import Options
-from headrace.connectors.kafka.jars import resolve_jars
-from headrace.connectors.kafka.java import find_java
 from headrace.consumers.wal import BytesSerde, Put, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
 
@@ -45,6 +43,7 @@ OURS = "headrace"
 SEQUENTIAL = "nifi sequential"
 PARTITIONED = "nifi partitioned"
 ROCKSDB = "rocksdb"
+NIFI_KINDS = {SEQUENTIAL: "sequential", PARTITIONED: "partitioned"}
 LIMIT = "limit: a file each"
 REWRITE = "limit: rewriting"
 
@@ -61,6 +60,10 @@ TARGETS = (
 
 class ContentLost(HeadraceError):
     """What a leg wrote was not recovered: its figure is worth nothing."""
+
+
+class UpdateFailed(HeadraceError):
+    """A leg could not write, as on a disk that is full: its figure would be too low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +92,30 @@ class Bench:
     rounds: int
     recover_updates: int
     recover_large_updates: int
-    class_path: str
-    java: str
-    peers: bool
+    peer: NifiPeer | None
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: the keys of `OPTIONS`. Raises OptionUnknown, ContentLost."""
     given = OPTIONS.chosen(options)
-    peers = given["peers"] != 0
-    bench = Bench(
-        directory=Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=given["dir"] or None)),
-        seconds=given["seconds"],
-        rounds=given["rounds"],
-        recover_updates=given["recover"],
-        recover_large_updates=given["recover_large"],
-        class_path=os.pathsep.join(str(jar) for jar in resolve_jars("bench").nifi) if peers else "",
-        java=str(find_java()) if peers else "",
-        peers=peers,
-    )
+    # Before there is a directory: nobody would remove it when there is no Java.
+    peer = NifiPeer.found() if given["peers"] else None
+    directory = Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=given["dir"] or None))
     try:
-        _compile_peer(bench)
+        bench = Bench(
+            directory=directory,
+            seconds=given["seconds"],
+            rounds=given["rounds"],
+            recover_updates=given["recover"],
+            recover_large_updates=given["recover_large"],
+            peer=peer and peer.compiled(directory / "classes"),
+        )
         updates = _measure_updates(bench, note)
         note("recovery")
         recovery = _measure_recovery(bench)
         limits = {"fdatasync_per_second": _fdatasync_rate(bench), "sequential_write_mb_per_second": _write_rate(bench)}
     finally:
-        shutil.rmtree(bench.directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     figures = {**updates, **recovery}
     return {
         "settings": {"seconds": bench.seconds, "rounds": bench.rounds, "keys_per_caller": KEYS_PER_CALLER},
@@ -156,8 +156,9 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 def _measure_updates(bench: Bench, note: Note) -> dict[str, dict[str, dict[str, float]]]:
     systems: dict[str, Callable[[Bench, Case, Path], float]] = {OURS: _ours, LIMIT: _limit, REWRITE: _rewrite}
-    if bench.peers:
-        systems |= {SEQUENTIAL: _nifi("sequential"), PARTITIONED: _nifi("partitioned"), ROCKSDB: _rocksdb}
+    if bench.peer is not None:
+        nifi = {name: partial(_nifi, bench.peer, kind) for name, kind in NIFI_KINDS.items()}
+        systems |= {**nifi, ROCKSDB: _rocksdb}
     figures = {}
     for case in (Case(callers, size, sync) for sync in (True, False) for size in SIZES for callers in CALLERS):
         note(case.name)
@@ -182,14 +183,22 @@ def _fresh(bench: Bench) -> Iterator[Path]:
 
 def _drive(callers: int, seconds: float, update: Callable[[int, int], None]) -> tuple[float, list[int]]:
     """Calls `update(caller, count)` from that many threads; returns (calls per second after the warm-up,
-    calls by caller in all).
+    calls by caller in all). Raises UpdateFailed.
     """
     counts = [0] * callers
     measured = [0] * callers
+    failures: list[Exception] = []
     go = threading.Event()
     times = [0.0, 0.0]
 
     def work(caller: int) -> None:
+        # A caller that ends early would only make a system look slow: the limit on a full disk, for one.
+        try:
+            called(caller)
+        except Exception as error:
+            failures.append(error)
+
+    def called(caller: int) -> None:
         go.wait()
         count = 0
         # A local name: the loop runs once per update, and what it costs itself is measured with it.
@@ -211,6 +220,8 @@ def _drive(callers: int, seconds: float, update: Callable[[int, int], None]) -> 
     go.set()
     for thread in threads:
         thread.join()
+    if failures:
+        raise UpdateFailed(f"an update failed: {failures[0]}", action="free space, or use fewer bytes") from failures[0]
     return sum(measured) / seconds, counts
 
 
@@ -302,39 +313,11 @@ def _rewrite(bench: Bench, case: Case, directory: Path) -> float:
             os.close(file)
 
 
-def _compile_peer(bench: Bench) -> None:
-    if not bench.peers:
-        return
-    # Without a JDK, `java` compiles the source at every start: slower to start, and the same figures.
-    source = Path(__file__).parent / "peers" / "NifiWal.java"
-    compiler = Path(bench.java).with_name("javac")
-    if compiler.exists():
-        places = ("-cp", bench.class_path, "-d", str(bench.directory / "classes"))
-        command = [str(compiler), "-nowarn", *places, str(source)]
-        subprocess.run(command, check=True, capture_output=True)
-
-
-def _run_peer(bench: Bench, *arguments: str) -> dict[str, float]:
-    classes = bench.directory / "classes"
-    source = Path(__file__).parent / "peers" / "NifiWal.java"
-    compiled = classes.exists()
-    class_path = os.pathsep.join([str(classes), bench.class_path]) if compiled else bench.class_path
-    command = [bench.java, "-Xmx2g", "-cp", class_path, "NifiWal" if compiled else str(source), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise HeadraceError(f"the NiFi peer failed: {done.stderr.strip()[-500:]}")
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
-
-
-def _nifi(kind: str) -> Callable[[Bench, Case, Path], float]:
-    def measure(bench: Bench, case: Case, directory: Path) -> float:
-        seconds, warmup = str(bench.seconds), str(max(bench.seconds * WARMUP_SHARE, 0.5))
-        load = ("update", str(case.callers), str(case.size), str(case.sync).lower(), seconds, warmup)
-        result = _run_peer(bench, kind, str(directory / "nifi"), *load)
-        return result["updates"] / result["nanoseconds"] * 1e9
-
-    return measure
+def _nifi(peer: NifiPeer, kind: str, bench: Bench, case: Case, directory: Path) -> float:
+    seconds, warmup = str(bench.seconds), str(max(bench.seconds * WARMUP_SHARE, 0.5))
+    load = ("update", str(case.callers), str(case.size), str(case.sync).lower(), seconds, warmup)
+    result = peer.measured(kind, directory / "nifi", *load)
+    return result["updates"] / result["nanoseconds"] * 1e9
 
 
 def _measure_recovery(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
@@ -342,12 +325,12 @@ def _measure_recovery(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
     for size, count in ((100, bench.recover_updates), (65_536, bench.recover_large_updates)):
         with _fresh(bench) as directory:
             _fill(directory / OURS, count, size)
-            systems: dict[str, Callable[[], float]] = {OURS: lambda at=directory / OURS, n=count: _recover(at, n)}  # type: ignore[misc]
-            if bench.peers:
+            systems: dict[str, Callable[[], float]] = {OURS: partial(_recover, directory / OURS, count)}
+            if bench.peer is not None:
                 # NiFi checkpoints when it recovers, so each round needs a new copy.
-                for kind, name in (("sequential", SEQUENTIAL), ("partitioned", PARTITIONED)):
-                    _run_peer(bench, kind, str(directory / kind), "fill", str(count), str(size))
-                    systems[name] = lambda at=directory / kind, k=kind: _recover_peer(bench, k, at)  # type: ignore[misc]
+                for name, kind in NIFI_KINDS.items():
+                    bench.peer.measured(kind, directory / kind, "fill", str(count), str(size))
+                    systems[name] = partial(_recover_peer, bench, bench.peer, kind, directory / kind, count)
             values: dict[str, list[float]] = {name: [] for name in systems}
             for _ in range(bench.rounds):
                 for name in random.sample(list(systems), len(systems)):
@@ -377,10 +360,13 @@ def _recover(directory: Path, count: int) -> float:
     return seconds
 
 
-def _recover_peer(bench: Bench, kind: str, filled: Path) -> float:
+def _recover_peer(bench: Bench, peer: NifiPeer, kind: str, filled: Path, count: int) -> float:
     with _fresh(bench) as directory:
         shutil.copytree(filled, directory / "copy")
-        return _run_peer(bench, kind, str(directory / "copy"), "recover")["nanoseconds"] / 1e9
+        recovered = peer.measured(kind, directory / "copy", "recover")
+    if recovered["records"] != count:
+        raise ContentLost(f"the {kind} log of NiFi recovered {recovered['records']} records instead of {count}")
+    return recovered["nanoseconds"] / 1e9
 
 
 def _fdatasync_rate(bench: Bench) -> int:
