@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.bench.asking import Queries, asking
-from headrace.bench.content import read_checksums, tag_names
+from headrace.bench.content import check_node, tag_names
 from headrace.bench.live_writer import LIVE, Blocks, WriterFailed, block_of, first_block, shifted, writing
 from headrace.bench.measurement import (
     DATABASE,
@@ -88,7 +88,7 @@ OPTIONS = Options(
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: hosts, rows (sealed), days, block_rows, before_s, seed, dir. Raises WriterFailed."""
+    """Options: hosts, rows (sealed), days, block_rows, before_s, seed, dir. Raises WriterFailed, ContentDiffers."""
     settings = OPTIONS.chosen(options)
     directory = Path(tempfile.mkdtemp(prefix="headrace-migrate-", dir=settings.pop("dir") or None))
     try:
@@ -139,7 +139,7 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
             "longest query",
             f"{result['query_ms_longest']:.0f} ms, before the change {result['query_ms_longest_before']:.0f} ms",
         ),
-        ("rows lost, double", f"{result['rows_lost']}, {result['rows_double']}"),
+        ("content", result["content"]),
     ]
 
 
@@ -187,15 +187,19 @@ def _measure(local: LocalCluster, sealed: pa.Table, settings: Mapping[str, Any],
         ended_s = time.monotonic()
         note("copying the same files plainly, beside the same writer")
         arrived = _arrived(local, name)
+        if not _size(arrived):
+            raise WriterFailed(f"{name} has got no file", action="give more rows, or more days")
         copies_s = _copies(arrived)
         copied_s = time.monotonic()
     if queries.failure is not None:
         raise WriterFailed(f"the queries ended: {queries.failure}")
     local.wait_ready()
     copy_alone_s = _copy_seconds(arrived)
-    lost, double = _compared(local, sealed, _live_checksums(settings, len(blocks.taken_ms)))
+    live, tags = _live_checksums(settings, len(blocks.taken_ms))
+    check_node(local.url("n1"), DATABASE, SEALED, TAGS, sealed)
+    check_node(local.url("n1"), DATABASE, LIVE, tags, live)
     change = _Change(began_s, ended_s, copied_s, phases, settings["before_s"])
-    migrating_s, copy_s = ended_s - phases.get("migrating", ended_s), median(copies_s)
+    migrating_s, copy_s = migrating_seconds(phases, began_s, ended_s), median(copies_s)
     return _pauses(blocks, queries, change) | {
         "seconds": ended_s - began_s,
         "migrating_seconds": migrating_s,
@@ -206,9 +210,14 @@ def _measure(local: LocalCluster, sealed: pa.Table, settings: Mapping[str, Any],
         "bytes_moved": _size(arrived),
         "files_moved": len(list(arrived.rglob("*.parquet"))),
         "slots_moved": result["slots_moved"],
-        "rows_lost": lost,
-        "rows_double": double,
+        "content": "compared: no row is lost, double or another one",
     }
+
+
+def migrating_seconds(phases: Mapping[str, float], began_s: float, ended_s: float) -> float:
+    """The seconds from the begin of the phase `migrating`, as it was seen, to the end."""
+    # A phase between two looks is not seen: then all of the change counts, and not nothing.
+    return ended_s - phases.get("migrating", began_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,8 @@ def _pauses(blocks: Blocks, queries: Queries, change: _Change) -> dict[str, Any]
     usual_s = change.before_s * (1 - WARM_SHARE)
     before = blocks.between(began_s - usual_s, began_s)
     during, beside_copy = blocks.between(began_s, ended_s), blocks.between(ended_s, change.copied_s)
+    if not before or not during:
+        raise WriterFailed("the writer wrote no block in time", action="give more before_s, or fewer block_rows")
     usual_ms, usual_rate = median(before), len(before) / usual_s
     return {
         "write_pause_ms": _pause(during, usual_ms),
@@ -331,18 +342,3 @@ def _live_checksums(settings: Mapping[str, Any], blocks: int) -> tuple[pa.Table,
     first = first_block(settings)
     tags = tag_names(first)
     return total([checksums(block_of(settings, first, number), tags) for number in range(blocks)]), tags
-
-
-def _compared(local: LocalCluster, sealed: pa.Table, live: tuple[pa.Table, list[str]]) -> tuple[int, int]:
-    """Rows that an answer lacks, and rows that it has twice or otherwise than written."""
-    lost = double = 0
-    for name, (written, tags) in ((SEALED, (sealed, TAGS)), (LIVE, live)):
-        wanted = {row["series"]: row for row in written.to_pylist()}
-        found = {row["series"]: row for row in read_checksums(local.url("n1"), DATABASE, name, tags).to_pylist()}
-        for series in wanted.keys() | found.keys():
-            want, have = (each.get(series, {"rows": 0}) for each in (wanted, found))
-            lost += max(0, want["rows"] - have["rows"])
-            double += max(0, have["rows"] - want["rows"])
-            # As many rows with other values: a row was replaced by a wrong one.
-            double += int(want["rows"] == have["rows"] and want != have)
-    return lost, double

@@ -24,6 +24,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.bench.chdb_peer import ChdbPeer, chdb_peer
+from headrace.bench.content import ContentDiffers
 from headrace.bench.measurement import (
     DATABASE,
     POLL_S,
@@ -59,7 +60,7 @@ Ask = Callable[[], pa.Table]
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: hosts, trucks (0 leaves the workload out), hours, rounds, threads, seed, dir."""
+    """Options: hosts, trucks (0 leaves the workload out), hours, rounds, threads, seed, dir. Raises ContentDiffers."""
     settings = OPTIONS.chosen(options)
     hours, seed = settings["hours"], settings["seed"]
     directory = Path(tempfile.mkdtemp(prefix="headrace-queries-", dir=settings.pop("dir") or None))
@@ -80,10 +81,14 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             settled = _settled_files(directory / "node", [name for load in loads for name in load.tables])
             files = _linked(settled, directory / "peers")
             with _loaded_peer(directory / "chdb", settings["threads"], loads, files, note) as peer:
-                bench = _Bench(local.url(node.name), files, settings["threads"], settings["rounds"], peer)
+                bench = Bench(local.url(node.name), files, settings["threads"], settings["rounds"], peer)
+                bench.check_rows(loads)
                 figures = [bench.measured(query, note) for query in asked]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    # Behind all of them: an error names each that differs.
+    if differing := [each["name"] for each in figures if not each["equal"]]:
+        raise ContentDiffers(f"these queries have other answers elsewhere: {', '.join(differing)}")
     data = {"rows": sum(load.rows for load in loads), "segments": sum(map(len, files.values()))}
     return {
         "data": data,
@@ -102,9 +107,8 @@ def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _line(each: Mapping[str, Any]) -> str:
-    equal = "" if each["equal"] else ", ANSWERS DIFFER"
     chdb = "" if each["chdb_ms"] is None else f", chDB {each['chdb_ms']:.1f} ms"
-    return f"{each['ours_ms']:.1f} ms, DuckDB {each['duckdb_ms']:.1f} ms{chdb}, ratio {each['ratio']:.2f}{equal}"
+    return f"{each['ours_ms']:.1f} ms, DuckDB {each['duckdb_ms']:.1f} ms{chdb}, ratio {each['ratio']:.2f}"
 
 
 def _write(local: LocalCluster, load: Workload) -> None:
@@ -166,7 +170,7 @@ def _loaded_peer(
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class Bench:
     """Whom the queries are asked of: a node, DuckDB over its files by table, and chDB if there is one."""
 
     url: str
@@ -174,6 +178,14 @@ class _Bench:
     threads: int
     rounds: int
     peer: ChdbPeer | None
+
+    def check_rows(self, loads: Sequence[Workload]) -> None:
+        """All rows are there: fewer would be answered sooner, and alike by all. Raises ContentDiffers."""
+        for load in loads:
+            for name in load.tables:
+                [row] = _over_http(self.url, f"SELECT count(*) AS rows FROM {DATABASE}.{name}").to_pylist()
+                if row["rows"] != load.rows_of(name):
+                    raise ContentDiffers(f"{name} has {row['rows']} rows instead of {load.rows_of(name)}")
 
     def measured(self, query: BenchQuery, note: Note) -> dict[str, Any]:
         """The figures of one query."""

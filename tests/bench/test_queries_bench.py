@@ -10,7 +10,9 @@ import pytest
 
 from headrace.bench import queries
 from headrace.bench.chdb_peer import as_clickhouse, chdb_peer
+from headrace.bench.content import ContentDiffers
 from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, cpu_queries, iot_queries
+from headrace.workload import iot
 from tests.bench.test_cluster_benches import assert_nothing_left
 
 CPU = """single-groupby-1-1-1 single-groupby-1-1-12 single-groupby-1-8-1 single-groupby-5-1-1 single-groupby-5-1-12
@@ -49,6 +51,17 @@ def test_the_queries_bench_compares_every_answer(tmp_path: Path) -> None:
     assert all(each["equal"] for each in result["queries"])
     assert result["geomean_ratio"] <= result["slowest_ratio"]
     assert_nothing_left(tmp_path)
+
+
+def test_rows_that_are_missing_have_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one of the peers would answer alike, and sooner."""
+    load = iot(10, duration_s=100)
+    bench = queries.Bench("http://n1", {}, 2, 1, None)
+    counts = iter([100, 100, 100, 99])
+    monkeypatch.setattr(queries, "_over_http", lambda _url, _sql: pa.table({"rows": [next(counts)]}))
+    bench.check_rows([load])
+    with pytest.raises(ContentDiffers, match="diagnostics has 99 rows instead of 100"):
+        bench.check_rows([load])
 
 
 class _Chdb:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.bench.asking import Queries
-from headrace.bench.migrate import bars
+from headrace.bench.migrate import bars, migrating_seconds
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,12 @@ def test_each_figure_has_its_bar(pause: float, ratio: float, ingest: float, met:
     found = bars(figures)
     assert met == [found[name]["met"] for name in ("write_pause_p99_ms", "ratio", "ingest_ratio")]
     assert [pause, ratio, ingest] == [bar["value"] for bar in found.values()]
+
+
+def test_a_phase_that_nobody_saw_is_not_free() -> None:
+    """A short one may come and go between two looks: then the whole change counts. It had a ratio of 0."""
+    assert 3.0 == migrating_seconds({"syncing": 1.0, "migrating": 4.0}, 0.5, 7.0)
+    assert 6.5 == migrating_seconds({"syncing": 1.0}, 0.5, 7.0)
 
 
 def test_queries_count_where_they_ran() -> None:
