@@ -24,7 +24,17 @@ from headrace._access import LogAccess
 from headrace._connection import ClusterConnection, open_cluster
 from headrace._file_writer import FileWriter
 from headrace.bench.content import ContentDiffers, check_content
-from headrace.bench.measurement import Leg, Note, ProcessClock, broker_pid, node_pids, ratio, ratio_text, silent
+from headrace.bench.measurement import (
+    Leg,
+    Note,
+    ProcessClock,
+    await_applied,
+    broker_pid,
+    node_pids,
+    ratio,
+    ratio_text,
+    silent,
+)
 from headrace.bench.options import Options, rows_below_hosts
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.local_cluster import LocalCluster
@@ -55,14 +65,12 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     file, over_http = list[Leg](), list[Leg]()
     try:
         local.start()
-        # Both load the compiled parser, which each process does once.
-        _write_file(local, "warm", blocks[:1])
-        _write_http(local, "warm", blocks[:1], 1)
-        for number in range(given["rounds"]):
-            note(f"round {number + 1} of {given['rounds']}")
-            file.append(_write_file(local, f"file{number}", blocks))
-            over_http.append(_write_http(local, f"http{number}", blocks, given["clients"]))
-        for database in (f"{kind}{number}" for kind in ("file", "http") for number in range(given["rounds"])):
+        for number in range(given["rounds"] + 1):
+            note(f"round {number} of {given['rounds']}" if number else "warming up")
+            taken = _round(local, blocks, given["clients"], number)
+            file += [taken["file"]] if number else []
+            over_http += [taken["http"]] if number else []
+        for database in (f"{kind}{number}" for kind in ("file", "http") for number in range(given["rounds"] + 1)):
             check_content(local, database, tables[0][0], [rows for _, rows in tables])
     finally:
         local.stop()
@@ -106,6 +114,15 @@ def _figures(legs: Sequence[Leg], rows: int) -> dict[str, Any]:
     }
 
 
+def _round(local: LocalCluster, blocks: Sequence[bytes], clients: int, number: int) -> dict[str, Leg]:
+    """Both ways once, in alternating order."""
+    ways = {
+        "file": lambda: _write_file(local, f"file{number}", blocks),
+        "http": lambda: _write_http(local, f"http{number}", blocks, clients),
+    }
+    return {kind: ways[kind]() for kind in list(ways)[:: 1 if number % 2 else -1]}
+
+
 def _clock(local: LocalCluster) -> ProcessClock:
     return ProcessClock({"client": [os.getpid()], "broker": [broker_pid(local.broker)], "node": node_pids(local)})
 
@@ -120,6 +137,8 @@ def _write_file(local: LocalCluster, database: str, blocks: Sequence[bytes]) -> 
         writing = FileWriter(access, database, WriterSettings(), lambda _line: None, 0)
         for _ in writing.write(io.BytesIO(b"".join(blocks)), "influx", FormatOptions()):
             pass
+        # The node works on: what it has left would count for the way behind this one.
+        await_applied(local)
         return clock.leg()
     finally:
         access.close()
@@ -130,6 +149,12 @@ def _write_http(local: LocalCluster, database: str, blocks: Sequence[bytes], cli
     refused: list[str] = []
 
     def send(first: int) -> None:
+        try:
+            send_all(first)
+        except Exception as error:
+            refused.append(repr(error))
+
+    def send_all(first: int) -> None:
         connection = http.client.HTTPConnection(address, timeout=120)
         for block in blocks[first::clients]:
             connection.request("POST", f"/write?db={database}&precision=ns", block)
@@ -145,6 +170,7 @@ def _write_http(local: LocalCluster, database: str, blocks: Sequence[bytes], cli
         thread.start()
     for thread in threads:
         thread.join()
+    await_applied(local)
     leg = clock.leg()
     if refused:
         raise HeadraceError(f"{len(refused)} requests were refused: {refused[0]}")

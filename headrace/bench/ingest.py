@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 
-from headrace.bench.content import ContentDiffers, check_content, tag_names
+from headrace.bench.content import ContentDiffers, check_content, tag_names, written_checksums
 from headrace.bench.measurement import (
     DATABASE,
     Leg,
@@ -28,9 +29,11 @@ from headrace.bench.measurement import (
     ProcessClock,
     broker_pid,
     connected,
+    content_hash,
     node_pids,
     seal,
     silent,
+    versions,
 )
 from headrace.bench.options import Options, rows_below_hosts
 from headrace.connectors.files import fsync_file
@@ -39,6 +42,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.payload import COMPRESSIONS
 from headrace.workload import cpu
 
@@ -48,6 +52,7 @@ OPTIONS = Options(
     problem_of=rows_below_hosts,
 )
 TABLE_ROWS = 100_000
+DRAIN_WAIT_S = 30.0
 START_NS = 1_700_000_000_000_000_000
 
 
@@ -64,21 +69,26 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     local = LocalCluster(directory, "bench", nodes)
     try:
         local.start()
-        bytes_per_point = wire_bytes = 0.0
-        for number in range(rounds):
-            note(f"round {number + 1} of {rounds}")
+        for number in range(rounds + 1):
+            note(f"round {number} of {rounds}" if number else "warming up")
             # All legs in each round: a machine that gets slower during the run slows the limits down too.
-            legs["parquet"].append(_parquet(tables, directory / "limit.parquet"))
-            legs["headrace"].append(ingest_leg(local, broker_pid(local.broker), tables, f"cpu{number}", compression))
-            legs["drain"].append(_drain(local, len(legs["drain"])))
-        for number in range(rounds):
+            for name, leg in _round(local, tables, number, compression).items():
+                legs[name] += [leg] if number else []
+        for number in range(rounds + 1):
             check_content(local, DATABASE, f"cpu{number}", tables)
-        bytes_per_point, wire_bytes = _sizes(local, points * rounds)
+        bytes_per_point, wire_bytes = _sizes(local, points * (rounds + 1))
     finally:
         local.stop()
         shutil.rmtree(directory, ignore_errors=True)
     return {
-        "data": {"name": "tsbs cpu", "hosts": hosts, "rows": workload.rows, "points": points, "seed": seed},
+        "data": {
+            "name": "tsbs cpu",
+            "hosts": hosts,
+            "rows": workload.rows,
+            "points": points,
+            "seed": seed,
+            "hash": content_hash(written_checksums(tables)),
+        },
         "nodes": nodes,
         "rounds": rounds,
         "compression": compression,
@@ -94,7 +104,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             "parquet_points_per_cpu_second": median(leg.per_cpu_second(points) for leg in legs["parquet"]),
         },
         "content": "verified",
-        "versions": {"pyarrow": pa.__version__},
+        "versions": versions(),
     }
 
 
@@ -104,13 +114,13 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     share = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in cpu_seconds.items())
     return (
         ("data", f"{result['data']['points']:,} points of {result['data']['name']}, {result['rounds']} rounds"),
+        ("content", f"{result['content']}, hash {result['data']['hash']}"),
         ("topic → durable segments", f"{result['points_per_second'] / 1e6:.2f} M points/s"),
         ("", f"{result['points_per_cpu_second'] / 1e6:.2f} M points per CPU-second ({share})"),
         ("on disk, on the wire", f"{result['bytes_per_point']:.3f}, {result['wire_bytes_per_point']:.3f} bytes/point"),
         ("limit: raw drain of the topic", f"{limits['drain_points_per_second'] / 1e6:.1f} M points/s"),
         ("limit: pq.write_table + fsync", f"{limits['parquet_points_per_second'] / 1e6:.1f} M points/s"),
         ("", f"{limits['parquet_points_per_cpu_second'] / 1e6:.1f} M points per CPU-second"),
-        ("content", result["content"]),
     )
 
 
@@ -128,11 +138,29 @@ def ingest_leg(local: LocalCluster, broker: int, tables: Sequence[pa.Table], nam
         return clock.leg()
 
 
-def _drain(local: LocalCluster, number: int) -> Leg:
-    """Consume the newest round's share of the topics with a bare client."""
-    log, topics = KafkaLog(local.bootstrap), Topics(local.cluster)
-    ends = {topics.forward(node.name): log.describe(topics.forward(node.name)).end for node in local.file.nodes}
-    log.close()
+def _round(local: LocalCluster, tables: Sequence[pa.Table], number: int, compression: str) -> dict[str, Leg]:
+    """Every leg once, the plain file before ours or behind it in turn."""
+
+    def plain() -> dict[str, Leg]:
+        return {"parquet": _parquet(tables, local.directory / "limit.parquet")}
+
+    taken = plain() if number % 2 else {}
+    begins = _ends(local)
+    taken["headrace"] = ingest_leg(local, broker_pid(local.broker), tables, f"cpu{number}", compression)
+    taken["drain"] = _drain(local, number, begins)
+    return taken | ({} if number % 2 else plain())
+
+
+def _ends(local: LocalCluster) -> dict[str, int]:
+    """Where each forward log ends."""
+    with closing(KafkaLog(local.bootstrap)) as log:
+        names = [Topics(local.cluster).forward(node.name) for node in local.file.nodes]
+        return {name: log.describe(name).end for name in names}
+
+
+def _drain(local: LocalCluster, number: int, starts: Mapping[str, int]) -> Leg:
+    """Consume what a round appended to the topics with a bare client."""
+    ends = _ends(local)
     consumer = Consumer(
         {
             "bootstrap.servers": local.bootstrap,
@@ -144,14 +172,14 @@ def _drain(local: LocalCluster, number: int) -> Leg:
             "max.partition.fetch.bytes": 16 * 1024 * 1024,
         }
     )
-    # Each round appended the same rows: the last share of each topic is what this round wrote.
-    starts = {topic: end * number // (number + 1) for topic, end in ends.items()}
     clock = ProcessClock({"consumer": [os.getpid()], "broker": [broker_pid(local.broker)]})
     consumer.assign([TopicPartition(topic, 0, start) for topic, start in starts.items()])
     left = sum(ends[topic] - starts[topic] for topic in ends)
     while left > 0:
-        first = consumer.poll(5.0)
-        left -= (0 if first is None else 1) + len(consumer.consume(500, 0))
+        first = consumer.poll(DRAIN_WAIT_S)
+        if first is None:
+            raise HeadraceError(f"{left} records of the topic do not come", action="see the broker's log")
+        left -= sum(each.error() is None for each in (first, *consumer.consume(500, 0)))
     leg = clock.leg()
     consumer.close()
     return leg

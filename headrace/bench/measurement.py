@@ -185,6 +185,21 @@ def _seal_group(local: LocalCluster, group: str) -> bool:
     return True
 
 
+def await_applied(local: LocalCluster) -> None:
+    """Wait until every node has applied all that its logs hold. Raises HeadraceError when that takes too long."""
+    deadline, topics = Deadline(VISIBLE_TIMEOUT_S), Topics(local.cluster)
+    with contextlib.closing(KafkaLog(local.bootstrap)) as log:
+        ends = {node.name: log.describe(topics.forward(node.name)).end for node in local.file.nodes}
+    for node in local.file.nodes:
+        while not _applied(local, node.name, ends):
+            _wait(deadline, f"node {node.name} has not applied its logs")
+
+
+def _applied(local: LocalCluster, node: str, ends: Mapping[str, int]) -> bool:
+    groups = call_node(f"{local.url(node)}/api/v1/status")["groups"]
+    return not any(each["offset"] < ends[each["group"]] - 1 for each in groups)
+
+
 def _sealed(local: LocalCluster, node: str, offsets: Mapping[str, int]) -> bool:
     groups = call_node(f"{local.url(node)}/api/v1/status")["groups"]
     # The offset too: a member that is behind its log may have no live rows yet.
@@ -271,6 +286,11 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
     except EOFError:
         process.join()
         raise HeadraceError(f"a measuring process ended with exit code {process.exitcode}") from None
+    except BaseException:
+        # Behind an interrupt nobody needs its answer, and Python itself would wait for its end.
+        process.kill()
+        process.join()
+        raise
     finally:
         here.close()
     process.join()

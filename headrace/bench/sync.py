@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -64,6 +63,7 @@ OPTIONS = Options(
 )
 TABLE = "noise"
 RATE_LEAST, PER_CPU_LEAST = 1.5, 1.2
+COMMAND = (sys.executable, "-m", "headrace")
 READY_TIMEOUT_S = 60.0
 SEND_TIMEOUT_S = 600.0
 POLL_S = 0.05
@@ -90,8 +90,8 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
         with (
             running_broker(directory / "broker") as broker,
             running_cluster(directory / "centre", broker, 1) as centre,
-            _process(directory, "edge", *_edge_words(directory, port := free_port())) as edge,
-            _process(directory, "receive", *_receiver_words(directory, centre)) as receiver,
+            running_process(directory, "edge", *_edge_words(directory, port := free_port())) as edge,
+            running_process(directory, "receive", *_receiver_words(directory, centre)) as receiver,
         ):
             url = f"http://127.0.0.1:{port}"
             _await_ready(url)
@@ -153,7 +153,8 @@ class _Measured:
         if shutil.which("rsync"):
             legs["rsync"] = lambda: _in_child({}, synced_by_rsync, files, target, free_port())
         taken = {}
-        for name, leg in legs.items():
+        # In alternating order: none always runs on the caches that the same other one left.
+        for name, leg in list(legs.items())[:: 1 if number % 2 else -1]:
             # What earlier legs left in the page cache would be written to disk during this one.
             os.sync()
             in_child(_use_memory, COPIES * self.files[1])
@@ -203,8 +204,13 @@ class _Measured:
         words += ["--seal-age-s", "0", "--digest", self.settings["digest"], "--json"]
         clock = ProcessClock(self.processes)
         with (self.directory / "send.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=log, stderr=log)
-            _, status, usage = os.wait4(process.pid, 0)
+            process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=log)
+            try:
+                _, status, usage = os.wait4(process.pid, 0)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
         leg = clock.leg()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
@@ -269,15 +275,20 @@ def _receiver_words(directory: Path, centre: LocalCluster) -> Sequence[str]:
 
 
 @contextmanager
-def _process(directory: Path, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_process(directory: Path, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A command of Headrace that runs on until the block ends."""
     with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=log, stderr=log)
+        process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=log)
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(READY_TIMEOUT_S)
+        process.terminate()
+        try:
+            process.wait(READY_TIMEOUT_S)
+        finally:
+            # Also behind a second interrupt: nobody else would end it.
+            process.kill()
+            process.wait()
 
 
 def _await_ready(url: str) -> None:

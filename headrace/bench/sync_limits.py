@@ -34,6 +34,14 @@ class LegFailed(HeadraceError):
     """What a leg compares with did not do its work."""
 
 
+def check_arrived(files: Sequence[Path], target: Path, what: str) -> list[Path]:
+    """The files that arrived. Raises LegFailed unless there are as many, of the same sizes."""
+    arrived = [path for path in target.rglob("*") if path.is_file()]
+    if sorted(path.stat().st_size for path in arrived) != sorted(path.stat().st_size for path in files):
+        raise LegFailed(f"{what} is not complete")
+    return arrived
+
+
 def hashed(files: Sequence[Path]) -> float:
     """MD5 of every file: what the digest of rsync's daemon costs at one end."""
     for path in files:
@@ -54,8 +62,7 @@ def copied_through_socket(files: Sequence[Path], target: Path) -> float:
                 with path.open("rb") as file:
                     connection.sendfile(file)
         taker.join(TIMEOUT_S)
-    if len(list(target.iterdir())) != len(files):
-        raise LegFailed("the copy through a socket is not complete")
+    check_arrived(files, target, "the copy through a socket")
     return 0.0
 
 
@@ -89,8 +96,7 @@ def drained(files: Sequence[Path], target: Path, bootstrap: str, topic: str) -> 
         taker.join(TIMEOUT_S)
     finally:
         admin.delete_topics([topic])[topic].result(TIMEOUT_S)
-    if len(list(target.iterdir())) != len(files):
-        raise LegFailed("the copy through a topic is not complete")
+    check_arrived(files, target, "the copy through a topic")
     return 0.0
 
 
@@ -159,10 +165,7 @@ def synced_by_rsync(files: Sequence[Path], target: Path, port: int) -> float:
     finally:
         daemon.terminate()
         daemon.wait()
-    arrived = [path for path in target.rglob("*") if path.is_file()]
-    if len(arrived) != len(files):
-        raise LegFailed("rsync has not copied all files")
-    for path in arrived:
+    for path in check_arrived(files, target, "the copy by rsync"):
         fsync_file(path)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system

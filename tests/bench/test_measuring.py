@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from headrace.bench import sync, sync_limits
 from headrace.bench.content import tag_names, written_checksums
 from headrace.bench.measurement import (
     content_hash,
@@ -123,6 +130,45 @@ def test_a_child_returns_its_answer_or_its_error() -> None:
         in_child(refuse, "no way")
     with pytest.raises(HeadraceError, match="exit code 3"):
         in_child(die, 3)
+
+
+def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would wait for its end, which may be minutes away."""
+
+    def interrupted(_: Connection) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        in_child(time.sleep, 600)
+    assert [] == multiprocessing.active_children()
+
+
+def test_a_copy_that_is_cut_has_no_figure(tmp_path: Path) -> None:
+    """As many files are not all of their bytes."""
+    files, target = [tmp_path / "a", tmp_path / "b"], tmp_path / "target"
+    target.mkdir()
+    for number, path in enumerate(files):
+        path.write_bytes(bytes(10))
+        (target / str(number)).write_bytes(bytes(10))
+    assert 2 == len(sync_limits.check_arrived(files, target, "the copy"))
+    (target / "1").write_bytes(bytes(9))
+    with pytest.raises(sync_limits.LegFailed, match="the copy is not complete"):
+        sync_limits.check_arrived(files, target, "the copy")
+
+
+def test_a_process_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run on, with nobody who knows of it."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    monkeypatch.setattr(sync, "COMMAND", (sys.executable, "-c"))
+    monkeypatch.setattr(sync, "READY_TIMEOUT_S", 0.1)
+    running = sync.running_process(tmp_path, "deaf", code)
+    process = running.__enter__()
+    while not (tmp_path / "deaf.log").read_bytes():
+        time.sleep(0.01)
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.__exit__(None, None, None)
+    assert -signal.SIGKILL == process.returncode
 
 
 def test_the_digests_of_an_empty_store_are_empty(tmp_path: Path) -> None:
