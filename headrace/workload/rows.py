@@ -48,8 +48,9 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def recut(chunks: Iterable[Rows], rows_per_batch: int) -> Iterator[Rows]:
-    """The same rows in batches of exactly `rows_per_batch`; the last one may be shorter."""
+    """The same rows in batches of exactly `rows_per_batch`; the last one may be shorter. No rows are one batch of none."""
     held: list[Rows] = []
+    is_cut = False
     for chunk in chunks:
         held.append(chunk)
         if sum(map(len, held)) < rows_per_batch:
@@ -58,9 +59,11 @@ def recut(chunks: Iterable[Rows], rows_per_batch: int) -> Iterator[Rows]:
         # The rest waits for the next chunk: batches must not depend on how the rows were generated.
         whole = len(rows) - len(rows) % rows_per_batch
         for first in range(0, whole, rows_per_batch):
+            is_cut = True
             yield rows.take(slice(first, first + rows_per_batch))
         held = [rows.take(slice(whole, None))]
-    if sum(map(len, held)):
+    # A table without rows has columns all the same: its file must be one that can be read.
+    if sum(map(len, held)) or (held and not is_cut):
         yield joined(held)
 
 

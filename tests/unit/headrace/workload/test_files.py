@@ -36,6 +36,19 @@ def test_columnar_files_hold_the_tables(tmp_path: Path, form: Format) -> None:
         assert FLEET.read(name).to_pylist() == table.to_pylist()
 
 
+def test_a_table_whose_rows_are_all_missing_has_columns(tmp_path: Path) -> None:
+    """Its file can be read: it was one of no bytes, which no reader takes."""
+    lost = iot(1, duration_s=10, seed=18, disorder=True)
+    assert {"readings": 0, "diagnostics": 1} == {name: lost.rows_of(name) for name in lost.tables}
+    whole = iot(1, duration_s=10, seed=18)
+    for form in (Format.PARQUET, Format.ARROW):
+        path = written(lost, form, tmp_path / form)["readings"]
+        table = pq.read_table(path) if form is Format.PARQUET else pa.ipc.open_file(path).read_all()
+        assert (0, whole.read("readings").schema) == (table.num_rows, table.schema)
+    for form in (Format.INFLUX, Format.JSON):
+        assert b"" == written(lost, form, tmp_path / form)["readings"].read_bytes()
+
+
 def test_text_files_hold_the_lines(tmp_path: Path) -> None:
     """Text files hold exactly the encoded lines of their table."""
     for name, path in written(FLEET, Format.INFLUX, tmp_path / "lines").items():
