@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tools.test_run import FAILURES_MAX
@@ -24,6 +27,38 @@ def test_it(number):
     first = not seen.exists()
     seen.touch()
     assert not first and not {broken}
+"""
+
+SKIPS = """
+from pathlib import Path
+import pytest
+
+def test_it():
+    seen = Path(__file__).with_name("seen")
+    if seen.exists():
+        pytest.skip("nothing to see")
+    seen.touch()
+    assert False
+"""
+
+STARTS = """
+import subprocess, time
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def started():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+    Path(__file__).with_name("stopped").touch()
+
+def test_it(started):
+    pid = Path(__file__).with_name("pid")
+    pid.with_suffix(".new").write_text(str(started.pid))
+    pid.with_suffix(".new").rename(pid)
+    time.sleep(60)
 """
 
 ENDS = """
@@ -48,6 +83,34 @@ def test_a_few_failures_are_tried_again_alone(tmp_path: Path, count: int, broken
     assert runs == len([line for line in done.stdout.splitlines() if " failed in " in line or " passed in " in line])
     assert ("UNSTABLE" in done.stdout) == (code == 0)
     assert (f"test_it[{count - 1}]" in done.stdout.rpartition("UNSTABLE")[2]) == (runs == 2 or code == 1)
+
+
+def test_a_test_that_is_skipped_alone_has_not_passed(tmp_path: Path) -> None:
+    """Who skips where something is missing must not hide that it failed."""
+    (tmp_path / "test_given.py").write_text(SKIPS)
+    command = [sys.executable, str(ROOT / "tools" / "test_run.py"), "-q", "--rootdir", str(tmp_path), "test_given.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 1 == done.returncode, done.stdout
+    assert "NOT PASSED" in done.stdout
+    assert "test_given::test_it" in done.stdout.rpartition("NOT PASSED")[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_what_tests_have_started(tmp_path: Path, number: signal.Signals) -> None:
+    """Also one that reaches the first process alone, as from a supervisor: brokers and nodes ran on."""
+    (tmp_path / "test_given.py").write_text(STARTS)
+    command = [sys.executable, str(ROOT / "tools" / "test_run.py"), "-q", "--rootdir", str(tmp_path), "test_given.py"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.05)
+            assert running.poll() is None
+        running.send_signal(number)
+        assert 2 == running.wait()
+        assert (tmp_path / "stopped").exists()
+        assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    finally:
+        running.kill()
 
 
 def test_a_worker_that_ends_fails_one_test_and_no_other(tmp_path: Path) -> None:
