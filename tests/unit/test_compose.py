@@ -24,6 +24,7 @@ from headrace.connectors.kafka.broker_settings import MESSAGE_BYTES_MAX
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.serve.origin_check import objection
 from headrace.settings import Settings, load_settings
+from tools.make_environment import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = {"n1", "n2", "n3"}
@@ -257,6 +258,19 @@ def test_commands_are_those_of_the_command_line(compose: dict[str, Any]) -> None
         given = {f"--{name}" for name in options_of(service)}
         assert given - known == set()
         assert required - given == set()
+
+
+def test_the_kernels_of_the_image_are_compiled_by_its_user() -> None:
+    """All of them, into a directory of that user: Numba takes no cache that it may not write to."""
+    text = (ROOT / "Dockerfile").read_text()
+    before, _, behind = text.partition("USER headrace")
+    [directory] = re.findall(r"NUMBA_CACHE_DIR=(\S+)", before)
+    [owned] = re.findall(r"install --directory --owner headrace (.+)", before)
+    assert directory in owned.split()
+    [kernels] = re.findall(r"for kernel in (.+); do", behind)
+    assert kernels.split() == list(KERNELS)
+    assert 'import headrace.connectors.formats.$kernel"' in behind
+    assert "formats.kernel" not in before
 
 
 def test_image_holds_every_package() -> None:
