@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 4
 # Tests start hundreds of our processes: what one compiled the next one takes, also where the environment says not to keep it.
 # Beside the sources, and not in a directory of its own: there the packages, which pip has compiled, are compiled again.
-PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= $(BIN)/python
+PYTHON_KEEPING := env PYTHONDONTWRITEBYTECODE= $(BIN)/python
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 PYTEST := $(PYTHON_KEEPING) -m pytest $(SPREAD)
 SOURCES := schemas connectors producers consumers pipeline headrace pyspark_headrace.py
@@ -29,7 +29,8 @@ demo: environment  ## Broker, three nodes, real readings, kill -9 and recovery, 
 
 test:  ## Lint, types and all tests (about 20 minutes on 2 cores).
 	@$(MAKE) --no-print-directory -j environment lint type bytecode
-	$(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
+# In the place of the shell, which would keep a signal to itself.
+	exec $(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
 
 # Else every worker compiles all tests at its start, all of them at the same time. What fails here fails again where it is seen.
 bytecode: packages

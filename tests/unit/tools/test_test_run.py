@@ -113,6 +113,15 @@ def test_a_signal_ends_what_tests_have_started(tmp_path: Path, number: signal.Si
         running.kill()
 
 
+def test_make_signals_the_run_and_no_shell() -> None:
+    """A shell between them ends by itself, and the run of all tests never gets the signal."""
+    text = (ROOT / "Makefile").read_text()
+    [line] = [line for line in text.splitlines() if "tools/test_run.py" in line]
+    assert line.startswith("\texec $(PYTHON_KEEPING) ")
+    # An assignment before the program's name is for a shell alone.
+    assert "\nPYTHON_KEEPING := env " in text
+
+
 def test_a_worker_that_ends_fails_one_test_and_no_other(tmp_path: Path) -> None:
     """Others run what was left for it. A run in which a signal ended a worker waited until it was killed."""
     (tmp_path / "tests").mkdir()
