@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,12 +128,17 @@ def run_backfill(
     """
     check_session(session)
     run = _Run(session, job, plan, state)
-    with run.progress_file(), _pool(1 if job.ordered else session.sparkContext.defaultParallelism) as pool:
-        waiting = {pool.submit(run.write_chunk, chunk) for chunk in plan.chunks()}
+    threads = 1 if job.ordered else session.sparkContext.defaultParallelism
+    chunks = iter(plan.chunks())
+    with run.progress_file(), _pool(threads) as pool:
+        waiting = {pool.submit(run.write_chunk, chunk) for chunk in islice(chunks, threads)}
         while waiting:
             finished, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
             for each in finished:
+                # First: a thread that had the next files already would write them behind a failure. In order, rows
+                # that are written later on would then win against those of later files.
                 run.finish(each)
+                waiting.update(pool.submit(run.write_chunk, chunk) for chunk in islice(chunks, 1))
             on_progress(run.bytes_read())
     return run.done
 
