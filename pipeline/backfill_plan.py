@@ -177,12 +177,12 @@ def plan_files(
     `table_tags` are those that the table has, and `now_ms` is the time since 1970 (None = by the clock). Raises
     FileRefused, and FileChanged unless `changed`.
     """
-    first_batch = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) if again else 1
+    # Other runs may have written a file again, with a state of their own: the time is above all their numbers.
+    least = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) if again else 1
     planned: list[PlannedFile] = []
     differing: list[str] = []
     for path in paths:
-        # Written again without the state of the first run: the time is above all numbers that it can have had.
-        now, batch = file_state(path), first_batch
+        now, batch = file_state(path), least
         known = state.known(path)
         if known is not None:
             same = _is_same(path, now, known)
@@ -191,7 +191,7 @@ def plan_files(
             if not same:
                 differing.append(path)
             # A batch that was begun and not finished is repeated: replicas drop what they have of it.
-            batch = known.batch if same and not known.done else known.batch + 1
+            batch = known.batch if same and not again else max(known.batch + 1, least)
         planned.append(PlannedFile(len(planned), path, now, batch))
     if differing and not changed:
         raise FileChanged(

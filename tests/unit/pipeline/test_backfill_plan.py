@@ -70,7 +70,7 @@ def test_a_repeat_has_the_producer_of_the_first_time() -> None:
 
 
 def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> None:
-    """By size and time, and for a copy by its content; `again` raises the batch, so that replicas take the rows."""
+    """By size and time, and for a copy by its content."""
     paths = [csv(tmp_path / name) for name in ("a.csv", "b.csv")]
     with BackfillState(tmp_path / "state", "k") as state:
         first = plan_files(job_of(), paths[:1], state)
@@ -79,11 +79,28 @@ def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> 
     os.utime(paths[0], ns=(1, 1))
     with BackfillState(tmp_path / "state", "k") as state:
         assert [(paths[1], 1)] == [(each.path, each.batch) for each in plan_files(job_of(), paths, state).files]
-        assert [2, 1] == [each.batch for each in plan_files(job_of(), paths, state, again=True, now_ms=77).files]
     with BackfillState(tmp_path / "state", "another job") as state:
         assert [1, 1] == [each.batch for each in plan_files(job_of(), paths, state).files]
-        # Where the state of the first run is gone, the time is above all its numbers.
-        assert [77, 77] == [each.batch for each in plan_files(job_of(), paths, state, again=True, now_ms=77).files]
+
+
+def test_what_is_written_again_is_above_all_that_was_written(tmp_path: Path) -> None:
+    """By whatever state: replicas drop an older batch, and what they have of one that was begun. So rows that were
+    deleted in between would stay away.
+    """
+    paths = [csv(tmp_path / name) for name in ("a.csv", "b.csv")]
+
+    def batches(state: BackfillState, now_ms: int) -> list[int]:
+        return [each.batch for each in plan_files(job_of(), paths, state, again=True, now_ms=now_ms).files]
+
+    with BackfillState(tmp_path / "one", "k") as one, BackfillState(tmp_path / "other", "k") as other:
+        finish(one, plan_files(job_of(), paths[:1], one))
+        one.note([(paths[1], Known(file_state(paths[1]), 1))])
+        # Without the state of the first run.
+        assert [77, 77] == batches(other, 77)
+        assert [88, 88] == batches(one, 88)
+        finish(one, plan_files(job_of(), paths, one, again=True, now_ms=88))
+        # With a clock that was set back.
+        assert [89, 89] == batches(one, 66)
 
 
 def test_a_changed_file_is_named(tmp_path: Path) -> None:
