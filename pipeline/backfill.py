@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -36,7 +37,7 @@ from headrace.pipeline.backfill_plan import (
     PlannedFile,
 )
 from headrace.pipeline.backfill_state import BackfillState, Known
-from headrace.pipeline.failures import WorkerLate, explain
+from headrace.pipeline.failures import WorkerLate, explain, spark_ended
 from headrace.pipeline.ingest import check_session, wait_for_broker
 from headrace.pipeline.schema_match import check_table_name
 from headrace.pipeline.session import is_local
@@ -45,6 +46,7 @@ from headrace.schemas.errors import HeadraceError
 LOOK_S = 0.25
 RESTARTS_MAX = 20
 """Of one task whose Python process did not start in time."""
+RESTART_PAUSE_S = 1.0
 FOUND = "found string"
 
 OnProgress = Callable[[int], None]
@@ -124,7 +126,7 @@ def run_backfill(
 ) -> Backfilled:
     """Write the files of a plan; `on_progress` gets the bytes read so far.
 
-    Raises FileRefused, FileChanged, FileUnwritten: the files that are finished by then are kept.
+    Raises FileRefused, FileChanged, FileUnwritten, SparkEnded: the files that are finished by then are kept.
     """
     check_session(session)
     run = _Run(session, job, plan, state)
@@ -195,7 +197,8 @@ class _Run:
         while True:
             try:
                 return self._run_task(files)
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
+                # Of a worker that crashed or came late PySpark makes no error of its own.
                 failure = explain(error, self._job.target.name)
                 restarts += 1
                 if not isinstance(failure, WorkerLate) or restarts > RESTARTS_MAX:
@@ -204,7 +207,9 @@ class _Run:
                         action=failure.action or "start again: finished files are not written twice",
                         retriable=True,
                     ) from error
-                time.sleep(1.0)
+                time.sleep(RESTART_PAUSE_S)
+            except (Py4JError, ConnectionError) as error:
+                raise spark_ended() from error
 
     def finish(self, task: Future[list[dict[str, object]]]) -> None:
         """Record what a task has written. Raises the error with which it ended."""

@@ -35,6 +35,19 @@ class StoppedEarly(HeadraceError):
     """A run that was stopped before the end of its topic, which it was to reach, or within a micro-batch."""
 
 
+class SparkEnded(HeadraceError):
+    """Spark's JVM has exited. What was finished is kept."""
+
+
+def spark_ended() -> SparkEnded:
+    """The error of a run whose JVM is gone."""
+    return SparkEnded(
+        "Spark's Java process ended",
+        action=f"look into {SPARK_LOG}; start it again: it continues behind what was finished",
+        retriable=True,
+    )
+
+
 class WorkerLate(QueryFailed):
     """A Python process of Spark did not start within Spark's fixed 10 s, as on a machine that is overloaded."""
 

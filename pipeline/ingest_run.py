@@ -17,7 +17,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_partitions import KafkaPartitions
 from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
-from headrace.pipeline.failures import SPARK_LOG, GroupEnded, QueryFailed, WorkerLate, explain
+from headrace.pipeline.failures import GroupEnded, QueryFailed, WorkerLate, explain, spark_ended
 from headrace.pipeline.ingest import Notify, RunOptions, start_query, wait_for_broker
 from headrace.pipeline.ingest_progress import (
     UNKNOWN,
@@ -31,16 +31,11 @@ from headrace.pipeline.ingest_progress import (
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_lag import LAG_TIMEOUT_S, RawLag
 from headrace.pipeline.raw_offsets import Offsets
-from headrace.schemas.errors import HeadraceError
 
 STOP_WAIT_S = 10.0
 POLL_S = 0.25
 RESTARTS_MAX = 20
 """Of one run, at once: groups end one at a time, each once, and a machine is overloaded for a while."""
-
-
-class SparkEnded(HeadraceError):
-    """Spark's JVM has exited. Finished micro-batches are kept."""
 
 
 def run_ingest(
@@ -66,11 +61,7 @@ def run_ingest(
     except (Py4JError, ConnectionError) as error:
         # A service manager may signal every process of a service: the JVM then ends, often before this process.
         if not should_stop():
-            raise SparkEnded(
-                "Spark's Java process ended",
-                action=f"look into {SPARK_LOG}; start it again: it resumes from its checkpoint",
-                retriable=True,
-            ) from error
+            raise spark_ended() from error
     finally:
         partitions.close()
     return monitor.progress()
