@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from headrace.pipeline.source_options import near
+from headrace.pipeline.source_options import OptionInvalid, near
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -49,13 +49,18 @@ def source_schema(
 ) -> pa.Schema:
     """Names and Arrow types of the columns that Spark gets: those named, or all: tags, time, fields.
 
-    Raises ColumnUnknown.
+    Raises ColumnUnknown, OptionInvalid.
     """
     types = {**dict.fromkeys(table.tags, pa.string()), TIME_COLUMN: pa.int64() if time_as_long else pa.timestamp("us")}
     types |= {name: kind.arrow for name, kind in table.fields}
     for name in columns:
         if name not in types:
             raise ColumnUnknown(f"{table.database}.{table.table} has no column {name!r}", action=near(name, types))
+    if own := [name for name, _ in METADATA if metadata and name in types]:
+        raise OptionInvalid(
+            f"{table.database}.{table.table} has a column {own[0]!r} of its own, and option metadata adds one",
+            action="leave metadata out",
+        )
     named = [(name, types[name]) for name in columns or types]
     return pa.schema([*named, *(METADATA if metadata else ())])
 

@@ -14,6 +14,7 @@ from headrace.pipeline.source_columns import (
     source_schema,
     spark_schema,
 )
+from headrace.pipeline.source_options import OptionInvalid
 from headrace.schemas.tables import FieldType, TableSchema
 
 TABLE = TableSchema("plant", "pumps", 1, ("pump", "site"), (("flow", FieldType.FLOAT64), ("on", FieldType.BOOL)))
@@ -36,6 +37,14 @@ def test_an_unknown_column_is_named_with_near_ones() -> None:
     for kind in (LongType(), StringType()):
         with pytest.raises(ColumnUnknown, match="'flow' of plant.pumps is double"):
             chosen_schema(source_schema(TABLE), StructType([StructField("flow", kind)]), "plant.pumps")
+
+
+def test_metadata_never_hides_a_column_of_the_table() -> None:
+    """Rows of a stream with metadata that were written into another table have such a column."""
+    table = TableSchema("plant", "copies", 1, ("pump",), (("_offset", FieldType.INT64),))
+    with pytest.raises(OptionInvalid, match=r"copies has a column '_offset' of its own.*leave metadata out"):
+        source_schema(table, metadata=True)
+    assert ["pump", "time", "_offset"] == source_schema(table).names
 
 
 def test_batches_come_as_planned() -> None:
