@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -87,9 +86,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = (context and context.getLocalProperty(name) for name in (QUERY_PROPERTY, BATCH_PROPERTY))
         if not query or not batch:
             raise SinkRefused("Spark names no query and no batch to its tasks", action="run it as a streaming query")
-        # The table is there from the first batch on.
-        options = replace(self._options, makes_table=self._options.makes_table and batch == "0")
-        return _write(options, iterator, query, int(batch), of_stream=True)
+        return _write(self._options, iterator, query, int(batch), of_stream=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +15,17 @@ from pyspark.sql.types import DataType, DecimalType, DoubleType, LongType, Strin
 from pyspark.sql.types import TimestampNTZType as Timestamp
 
 from headrace.connectors.formats.interface import TimeRangeError
+from headrace.pipeline import sink, writer_cluster
 from headrace.pipeline.data_source import HeadraceDataSource
-from headrace.pipeline.sink import SinkRefused, TaskCommit, check_columns, confirm
+from headrace.pipeline.sink import (
+    BATCH_PROPERTY,
+    QUERY_PROPERTY,
+    SinkRefused,
+    StreamWriter,
+    TaskCommit,
+    check_columns,
+    confirm,
+)
 from headrace.pipeline.sink_task import TimeMissing, blocks
 from headrace.pipeline.source_options import WriteOptions
 from headrace.producers.acks import QuorumTooLarge
@@ -120,6 +131,21 @@ def test_tasks_of_a_new_table_whose_rows_replace_each_other_end_with_an_error() 
     confirm(options, [*written[:1]])
     with pytest.raises(RowsRepeat, match=r"rows for the new table db\.new share a time"):
         confirm(options, [*written])
+
+
+def test_any_batch_of_a_stream_may_make_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one often has no rows, as from the source `rate`, or from the end of a topic."""
+    scene = new_scene()
+    names = {QUERY_PROPERTY: "q", BATCH_PROPERTY: "1"}
+    context = SimpleNamespace(getLocalProperty=names.get, partitionId=lambda: 0)
+    monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
+    monkeypatch.setattr(writer_cluster, "writer_cluster", lambda _target: nullcontext(scene.cluster))
+    batch = rows(0, 6, time=pa.array([0, 0, 1, 1, 2, 3], pa.timestamp("us")))
+    columns = StructType([StructField("host", StringType()), StructField("time", Timestamp())])
+    writer = StreamWriter(WriteOptions(replace(TARGET, table="new"), makes_table=True), columns)
+    with pytest.raises(RowsRepeat, match=r"2 of 6 rows for the new table db\.new"):
+        writer.write(iter([batch]))
+    assert [] == scene.values()
 
 
 def test_a_quorum_that_no_group_has_is_refused_before_the_first_row() -> None:
