@@ -116,29 +116,25 @@ def check_sink(checkpoint: str, cluster: str, table: str) -> None:
         )
 
 
-def make_batch_durable(folder: Path, batch: int) -> None:
-    """Sync the offsets of a micro-batch, which Spark writes without a sync.
+def make_batch_durable(checkpoint: str, batch: int | None = None) -> None:
+    """Sync the offsets of a micro-batch, which Spark writes without a sync; None is the newest one.
 
-    To be called before its first message is sent.
+    To be called before its first message is sent. A checkpoint on another file system is left to that.
     """
-    # Without it Spark may use a batch number twice after a power cut, and replicas would drop the messages of
-    # the second batch as repeats.
-    offsets = folder / "offsets"
-    for path in (folder / "metadata", offsets / str(batch)):
+    # Without it Spark may use the numbers of batches twice after a power cut, and replicas would drop those that are
+    # older than what they have seen.
+    folder = local_folder(checkpoint) if checkpoint else None
+    # Without a scheme it may be a folder of another file system, which is Spark's default.
+    if folder is None or not (offsets := folder / "offsets").is_dir():
+        return
+    # Spark makes the writer of a sink once the offsets are written, and does not name the batch.
+    batches = [int(name) for name in os.listdir(offsets) if name.isdigit()] if batch is None else [batch]
+    if not batches:
+        return
+    for path in (folder / "metadata", offsets / str(max(batches))):
         fsync_file(path)
     for directory in (offsets, folder):
         fsync_directory(directory)
-
-
-def make_newest_batch_durable(checkpoint: str) -> None:
-    """`make_batch_durable` for a sink that learns no number: Spark makes its writer once the offsets are written."""
-    folder = local_folder(checkpoint) if checkpoint else None
-    # Without a scheme it may be a folder of another file system, which is Spark's default.
-    if folder is None or not (folder / "offsets").is_dir():
-        return
-    batches = [int(name) for name in os.listdir(folder / "offsets") if name.isdigit()]
-    if batches:
-        make_batch_durable(folder, max(batches))
 
 
 def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, notify: Callable[[str], None]) -> None:

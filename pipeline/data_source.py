@@ -84,14 +84,14 @@ class HeadraceDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """The sink of a stream, made anew for each batch."""
-        from headrace.pipeline.checkpoint import check_sink, make_newest_batch_durable
+        from headrace.pipeline.checkpoint import check_sink, make_batch_durable
         from headrace.pipeline.sink import StreamWriter
 
         options = self._write_options(overwrite)
         writer = StreamWriter(options, schema)
         checkpoint = self.options.get("checkpointLocation", "")
         check_sink(checkpoint, options.target.cluster, options.target.name)
-        make_newest_batch_durable(checkpoint)
+        make_batch_durable(checkpoint)
         return writer
 
     def _write_options(self, overwrite: bool) -> WriteOptions:

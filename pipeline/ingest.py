@@ -27,7 +27,7 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.pipeline.batch_limit import write_limited
 from headrace.pipeline.batch_table import BatchTables, has_ended
-from headrace.pipeline.checkpoint import local_folder, make_batch_durable
+from headrace.pipeline.checkpoint import make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
 from headrace.pipeline.dead_letter_limit import SHARE_MAX
 from headrace.pipeline.failures import GroupEnded, raw_data_lost
@@ -37,7 +37,6 @@ from headrace.pipeline.raw_offsets import Offsets
 from headrace.pipeline.raw_options import options_of
 from headrace.pipeline.raw_source import NAME, SLOT_TABLE_PROPERTY, RawSource
 from headrace.pipeline.raw_topic import RawTopic
-from headrace.pipeline.session import is_local
 from headrace.pipeline.sink_records import RECORD_SCHEMA
 from headrace.schemas.errors import HeadraceError
 
@@ -168,7 +167,6 @@ def raw_records(
 def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataStreamWriter:
     """Writes `records`, a stream of `raw_records`, to their topics."""
     context = records.sparkSession.sparkContext
-    folder = local_folder(run.checkpoint) if is_local(records.sparkSession) else None
     raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
     sink = sink_options(job, run.sink_wait_s)
 
@@ -176,8 +174,7 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
         _written(planned).write.format("kafka").options(**sink).save()
 
     def forward(planned: DataFrame, batch: int) -> None:
-        if folder is not None:
-            make_batch_durable(folder, batch)
+        make_batch_durable(run.checkpoint, batch)
         raw_topic.check(cluster_access(job).topic_id(job.topic))
         table = tables.of(batch, cluster_access(job).newest_table())
         # The tasks of a batch, and of every attempt of it, route rows by one table.

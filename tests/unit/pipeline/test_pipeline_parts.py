@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -25,7 +26,7 @@ from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.kafka_partitions import PartitionedTopic
 from headrace.connectors.log.kafka_settings import java_settings
 from headrace.connectors.log.port import LogUnavailable
-from headrace.pipeline import session
+from headrace.pipeline import ingest, session
 from headrace.pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
@@ -36,6 +37,7 @@ from headrace.pipeline.checkpoint import (
     make_batch_durable,
 )
 from headrace.pipeline.failures import GroupEnded, KafkaLost, QueryFailed, RawDataLost, explain, naming_log
+from headrace.pipeline.ingest import RunOptions, forward_writer
 from headrace.pipeline.ingest_progress import Counts, RunCounts, observed_counts, position_of, progress_of
 from headrace.pipeline.package import build_package
 from headrace.pipeline.raw_lag import RawLag
@@ -120,14 +122,27 @@ def test_each_topic_and_database_has_a_checkpoint_of_its_own(tmp_path: Path) -> 
 
 
 def test_a_batch_is_durable_before_its_messages_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query's name, the batch's offsets and both folders are synced."""
+    """The query's name, the batch's offsets and both folders are synced, also of a folder that a Spark cluster shares.
+
+    Spark would use the numbers of several batches again after a power cut, and replicas drop batches that are older.
+    """
     (tmp_path / "offsets").mkdir()
-    for name in ("metadata", "offsets/7"):
+    for name in ("metadata", "offsets/7", "offsets/8"):
         (tmp_path / name).write_text("x")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    make_batch_durable(tmp_path, 7)
+    records = MagicMock()
+    records.sparkSession.sparkContext.master = "spark://127.0.0.1:7077"
+    forward_writer(records, influx_job(), RunOptions(str(tmp_path)))
+    [forward] = records.writeStream.foreachBatch.call_args.args
+    # The first thing that it asks of Kafka.
+    monkeypatch.setattr(ingest, "cluster_access", MagicMock(side_effect=LogUnavailable("away")))
+    with pytest.raises(LogUnavailable):
+        forward(MagicMock(), 7)
     assert {str(tmp_path / name) for name in ("", "metadata", "offsets", "offsets/7")} == set(synced)
+    # Another file system.
+    make_batch_durable("hdfs:///checkpoint", 7)
+    make_batch_durable(str(tmp_path / "none"), 7)
 
 
 def report(batch: int, rows: int, *, newest_ms: int | None = 4_000, reasons: Sequence[str] = ()) -> dict[str, Any]:
