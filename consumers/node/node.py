@@ -280,15 +280,15 @@ class Node:
             self.writes.close()
             self.engine.close()
             self.source.close()
-            self.scrubber.stop()
-            self.migration.stop()
-            self.divergence_monitor.stop()
-            self.supervisor.stop()
+            for part in (self.scrubber, self.migration, self.divergence_monitor, self.supervisor):
+                part.stop()
             # The heartbeat outlives the groups: the others see the last durable offsets, which may complete a
             # quorum.
             self.leader_tasks.stop()
             self.metadata.stop()
             self.log_consumer.stop()
+            for group in self.groups.values():
+                group.request_stop()
             for group in self.groups.values():
                 group.stop()
             self.heartbeat.stop()

@@ -244,12 +244,16 @@ class Group:
                 state.offset, state.record_digest = base.offset - 1, NO_CHAIN
                 self.applied = AppliedState.of(state, self.applied.timestamp_ms, self.applied)
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish the current entry and the running seals; queued entries stay in the journal."""
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once: groups that are asked first and stopped later end at the same time."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         self.store_jobs.cancel()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Finish the current entry and the running seals; queued entries stay in the journal."""
+        self.request_stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self.store_jobs.stop()

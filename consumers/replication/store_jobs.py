@@ -22,6 +22,7 @@ from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import (
     JobSuperseded,
+    JobUnwanted,
     LoadJob,
     SealJob,
     SegmentAwaited,
@@ -207,6 +208,7 @@ class StoreJobQueue:
         self._queue(job, counted=False)
 
     def _queue(self, job: StoreJob, counted: bool) -> None:
+        job.is_unwanted = lambda: self._stopping
         waiting, limit = self._waiting(job)
         self._wait_for_room(waiting, limit)
         # On a busy machine background work gets next to nothing. A load waits for seconds behind the other threads, and
@@ -259,7 +261,7 @@ class StoreJobQueue:
         return not self._store.has_pending(version)
 
     def cancel(self) -> None:
-        """Begin no more jobs and stop waiting; what is not done is left to the next start."""
+        """Begin no more jobs, end a long one before its commit, and stop waiting; the rest is left to the next start."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -286,6 +288,8 @@ class StoreJobQueue:
             # Two plans of one leader overlapped, or a load does not fit: on every replica the same one is void.
             _log.info("store job void", group=self._group, version=job.version, error=str(error))
             job.cancel()
+        except JobUnwanted:
+            return None
         except HeadraceError as error:
             # Repeated for ever, in its place: a later job that ran first would commit a state without this one's
             # files.

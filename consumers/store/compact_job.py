@@ -59,16 +59,21 @@ class CompactJob(StoreJob):
         fields = [name for name, _ in schema.fields]
         batches = []
         tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())
+        # The largest merge takes minutes on a slow machine, longer than anybody waits for the end of a node.
         for entry in inputs:
+            self._end_if_unwanted()
             rows = read_rows(components.files.path(entry.name), entry, components.runs.get(entry.name), fields)
             batches += without_deleted([rows], tombstones.unapplied(entry), [0])
         name = output_name(inputs)
+        self._end_if_unwanted()
         merged = sort_table(batches, metadata.database, schema)
         assert len(merged.parts) <= 1, name
         if not merged.parts:
             return None
         segment = merged.rows_of(merged.parts[0])
-        encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)
+        encoded = encode_segment(
+            components.group, name, schema, segment, self.version, components.settings, between=self._end_if_unwanted
+        )
         components.files.write(name.relative, encoded.data)
         components.files.sync_directories([name.relative])
         # Rows of one slot and era are of one log, so the inputs have both in common (see `are_neighbours`).

@@ -29,7 +29,7 @@ groups by tags exactly. It also shows for most pairs of files that they share no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
@@ -256,15 +256,19 @@ def encode_segment(
     cleaned_version: int,
     settings: StoreSettings,
     encodings: Mapping[str, ColumnEncoding] | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> EncodedSegment:
-    """The Parquet file of `rows` and its entry; without `encodings` of its fields the values decide."""
+    """The Parquet file of `rows` and its entry; without `encodings` of its fields the values decide.
+
+    `between` is called before each row group, and ends the work by an error.
+    """
     digest = content_digest(rows.runs.keys, rows.runs.lengths, rows.times, rows.fields)
     table, selective = _file_table(schema, rows)
     if encodings is None:
         kinds = schema.field_types()
         encodings = choose_encodings(rows.fields, kinds, settings.row_group_rows, settings.compression_level)
     metadata = _metadata(group, name, schema, digest)
-    data = _write_parquet(table, schema, selective, metadata, settings, encodings)
+    data = _write_parquet(table, schema, selective, metadata, settings, encodings, between)
     entry = SegmentEntry(
         name=name.relative,
         database=name.database,
@@ -350,6 +354,7 @@ def _write_parquet(
     metadata: dict[str, str],
     settings: StoreSettings,
     fields: Mapping[str, ColumnEncoding],
+    between: Callable[[], None],
 ) -> pa.Buffer:
     level = settings.compression_level
     # Neighbouring times of one series differ by little, so their deltas need few bits.
@@ -367,6 +372,9 @@ def _write_parquet(
         write_page_checksum=True,
         store_schema=False,
     ) as writer:
-        writer.write_table(table, row_group_size=settings.row_group_rows)
+        for start in range(0, len(table), settings.row_group_rows):
+            between()
+            group = table.slice(start, settings.row_group_rows)
+            writer.write_table(group, row_group_size=settings.row_group_rows)
         writer.add_key_value_metadata(metadata)
     return sink.getvalue()

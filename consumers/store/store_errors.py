@@ -77,6 +77,10 @@ class JobSuperseded(StoreError):
     """A merge or a load that does not fit the catalogue: void, on every replica alike."""
 
 
+class JobUnwanted(StoreError):
+    """A job that ended before its commit, since its node stops. The next start reads its record again."""
+
+
 class SegmentAwaited(StoreError):
     """A merge or a cut names a file that is not here yet. It runs again when the file has come."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slots import Slots
 from headrace.consumers.store.staged_file import VerifiedFiles
-from headrace.consumers.store.store_errors import JobOutOfOrder
+from headrace.consumers.store.store_errors import JobOutOfOrder, JobUnwanted
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tag_index import TagIndices
 
@@ -113,7 +114,7 @@ class StoreJob(ABC):
     """One change of the store's files.
 
     Any thread may call `run`, again and again until it returns without error. `urgent`: queries wait for it, so it is
-    no background work.
+    no background work. `is_unwanted`: whether nobody waits any more, as when the node stops; see `_end_if_unwanted`.
     """
 
     can_be_cancelled: ClassVar[bool] = True
@@ -125,13 +126,14 @@ class StoreJob(ABC):
         self._components = components
         self._running = threading.Lock()
         self.done = False
+        self.is_unwanted: Callable[[], bool] = lambda: False
         components.queue.append(self)
 
     def run(self) -> None:
         """Does the work; a call after success does nothing.
 
         Raises JobOutOfOrder while an earlier job has not succeeded, StoreFull (run it again once there is
-        space), StoreUnwritable or StoreDamaged. After an error nothing has become visible.
+        space), StoreUnwritable, StoreDamaged or JobUnwanted. After an error nothing has become visible.
         """
         with self._running, self._components.work_lock:
             if self.done:
@@ -157,6 +159,11 @@ class StoreJob(ABC):
             if not self.done:
                 self.done = True
                 self._components.queue.remove(self)
+
+    def _end_if_unwanted(self) -> None:
+        """For a long job, between its steps before the commit. Raises JobUnwanted."""
+        if self.is_unwanted():
+            raise JobUnwanted(f"the job of version {self.version} is left to the next start")
 
     @abstractmethod
     def _execute(self) -> None: ...

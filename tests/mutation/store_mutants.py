@@ -201,9 +201,8 @@ STORE = (
     Mutant(
         "merge_cleans_tombstones_of_its_version_and_the_next",
         "store/compact_job.py",
-        "        encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)\n",
-        "        encoded = encode_segment(components.group, name, schema, segment, self.version + 1,"
-        " components.settings)\n",
+        "components.group, name, schema, segment, self.version, components.settings, between=",
+        "components.group, name, schema, segment, self.version + 1, components.settings, between=",
         (ORDER,),
     ),
     Mutant(

@@ -24,7 +24,7 @@ from headrace.consumers.replication.store_jobs import (
     JobThread,
     StoreJobQueue,
 )
-from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreUnwritable
+from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreSettings, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
 from tests.unit.store.builders import CPU, DATABASE, Row, seal, write
@@ -289,6 +289,40 @@ def test_a_job_that_did_not_succeed_is_never_shown_as_done(
     assert (full, not full) == (scene.health.holds(State.DEFERRED), scene.health.holds(State.STOPPED))
     scene.pool.run()
     assert (([2], 2) if full else ([], -1)) == (scene.sealed, scene.queue.version)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
+def test_a_merge_of_a_node_that_stops_ends_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """A large one takes minutes, longer than a supervisor waits. Nothing of it is there, and the next start does it."""
+    store = Store.open(tmp_path, "n1", StoreSettings(row_group_rows=3))
+    health, taken, stopping = GroupHealth(threading.Condition()), list[int](), threading.Event()
+    queue = StoreJobQueue("n1", store, GroupState(), ReplicationLimits(), health, lambda _group, _version: None)
+    for version in (2, 4):
+        write(store, version - 1, ROWS)
+        seal(store, version)
+    inputs = sorted(entry.name for entry in store.segments())
+    is_wanted = StoreJob._end_if_unwanted
+
+    def step(job: StoreJob) -> None:
+        if len(taken) == steps:
+            queue.cancel()
+            stopping.set()
+        taken.append(len(taken))
+        is_wanted(job)
+
+    monkeypatch.setattr(StoreJob, "_end_if_unwanted", step)
+    queue.submit(store.compact(5, inputs))
+    assert stopping.wait(60.0)
+    queue.stop()
+    assert (steps + 1, inputs) == (len(taken), sorted(entry.name for entry in store.segments()))
+    assert (-1, False) == (queue.version, health.is_wrong)
+    store.close()
+    again = Store.open(tmp_path, "n1")
+    again.compact(5, inputs).run()
+    assert 1 == len(again.segments())
+    again.close()
 
 
 @pytest.fixture
