@@ -191,7 +191,10 @@ class GroupRequests:
             raise SnapshotRefused(
                 f"group {group_name} has not sealed what a copy needs to join its log", retriable=True
             )
-        return self._snapshots.make(group_name, self._identity.topics[topic], group.era, group.store)
+        # The group may go at any moment, and what is known of its log with it.
+        if (topic_id := self._identity.topics.get(topic)) is None:
+            raise SlotNotHeld.left(group_name)
+        return self._snapshots.make(group_name, topic_id, group.era, group.store)
 
 
 def _group_document(log: Log, topics: Topics, table: SlotTable, header: str) -> dict[str, Any]:
