@@ -28,6 +28,8 @@ QUERY_ID_HEADER = "x-headrace-query-id"
 OFFSETS_HEADER = "x-headrace-offsets"
 """The header of an answer to line protocol: what `after` of a query takes, so that its answer has these lines."""
 TOO_LONG = "it took too long"
+CONNECT_TIMEOUT_S = 5.0
+"""Longest wait for a connection by somebody who is asked whether to wait on: nobody is asked meanwhile."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
 _BINARY = "application/octet-stream"
@@ -198,7 +200,7 @@ def request_node(
 
     `timeout_s` bounds each wait for the node, not the whole answer; `connect_timeout_s` replaces it while
     connecting. `token` is for a proxy in front of the node that authenticates. `on_silence` is called again and again
-    while the node is silent, with the seconds that are left, and ends the wait by an error.
+    while the node is silent, with the seconds that are left, and ends the wait by an error; see CONNECT_TIMEOUT_S.
     """
     body: Any = content if document is None else json.dumps(document).encode()
     headers = {"content-type": "application/json" if document is not None else _BINARY} if body is not None else {}
@@ -208,8 +210,9 @@ def request_node(
     if token:
         headers["authorization"] = f"Bearer {token}"
     connection, sent = None, False
+    connect_s = connect_timeout_s or (timeout_s if on_silence is None else min(timeout_s, CONNECT_TIMEOUT_S))
     try:
-        connection, target = _connection(url, connect_timeout_s or timeout_s)
+        connection, target = _connection(url, connect_s)
         connection.connect()
         # Long queries compute in silence, but a connection that takes seconds means that nobody listens.
         connected = connection.sock = _waiting(connection.sock, timeout_s, on_silence)

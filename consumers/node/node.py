@@ -199,10 +199,10 @@ class Node:
             self.metadata,
             self.copies_ahead,
         )
-        environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.positions, self.heartbeat)
+        orders = NodeRecoveryEnvironment(self._local, self.log_consumer, self.positions, self.heartbeat, self._stopping)
         copies = background_threads(settings.store.recoveries_max, "recovery-copy", settings.store.background_nice)
-        self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
-        self.divergence_monitor = DivergenceMonitor(log, environment, self.positions, self.supervisor, SYSTEM_CLOCK)
+        self.supervisor = RecoverySupervisor(log, orders, settings.store, copies, SYSTEM_CLOCK)
+        self.divergence_monitor = DivergenceMonitor(log, orders, self.positions, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self.placement = placement_task(self, self._local, self._follower)
         self.placement.on_table = self._use_table

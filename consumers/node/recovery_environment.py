@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Source, finish_swap
 from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
+from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect
 from headrace.consumers.replication.group_registry import GroupNotHere
@@ -29,8 +31,15 @@ class NodeRecoveryEnvironment:
     """Changes together the parts of a node that must change together when the data of a group does."""
 
     def __init__(
-        self, local: LocalGroups, log_consumer: LogConsumer, positions: LogPositions, heartbeat: Heartbeat
+        self,
+        local: LocalGroups,
+        log_consumer: LogConsumer,
+        positions: LogPositions,
+        heartbeat: Heartbeat,
+        stopping: threading.Event,
     ) -> None:
+        """`stopping` is set when the node stops: nobody waits for a member that is silent any more."""
+        self._stopping = stopping
         self._local = local
         self._identity = local.identity
         self._log_consumer = log_consumer
@@ -97,7 +106,11 @@ class NodeRecoveryEnvironment:
 
     def source(self, url: str, group: str) -> Source:
         """See RecoveryEnvironment."""
-        return PeerSource(url, group)
+        return PeerSource(url, group, self._check_stop)
+
+    def _check_stop(self, _left_s: float) -> None:
+        if self._stopping.is_set():
+            raise TransferStopped("the node is stopping")
 
     def chain_of(self, url: str, group: str, version: int) -> bytes | None:
         """See RecoveryEnvironment."""

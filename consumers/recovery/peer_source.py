@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import quote, urlencode
 
 from headrace.connectors.files import Buffer
@@ -19,8 +19,9 @@ RELEASE_TIMEOUT_S = 2.0
 class PeerSource:
     """See Source. One connection per request, so that a dead member costs no more than a timeout."""
 
-    def __init__(self, url: str, group: str) -> None:
-        """`url` is the member's address in its status."""
+    def __init__(self, url: str, group: str, on_silence: Callable[[float], None] | None = None) -> None:
+        """`url` is the member's address in its status. `on_silence`: see `request_node`."""
+        self._on_silence = on_silence
         self._url = url.rstrip("/")
         self._group = group
 
@@ -31,6 +32,7 @@ class PeerSource:
                 f"{self._url}/api/v1/snapshots?{urlencode({'group': self._group})}",
                 method="POST",
                 timeout_s=SNAPSHOT_TIMEOUT_S,
+                on_silence=self._on_silence,
             )
         except (NodeUnreachable, NodeRefused) as error:
             raise SourceFailed(error.message, retriable=True) from error
@@ -41,7 +43,7 @@ class PeerSource:
         query = urlencode({"path": path, "offset": offset})
         url = f"{self._url}/api/v1/snapshots/{quote(snapshot.id, safe='')}/file?{query}"
         try:
-            with request_node(url, timeout_s=ANSWER_TIMEOUT_S) as answer:
+            with request_node(url, timeout_s=ANSWER_TIMEOUT_S, on_silence=self._on_silence) as answer:
                 yield from answer.views()
         except NodeRefused as error:
             raise SourceFailed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +66,7 @@ class SimRecovery(NodeRecoveryEnvironment):
     """What recovery asks of its node, without HTTP."""
 
     def __init__(self, node: ClusterNode, local: LocalGroups) -> None:
-        super().__init__(local, node.log_consumer, node.positions, node.heartbeat)
+        super().__init__(local, node.log_consumer, node.positions, node.heartbeat, threading.Event())
         self._chain_of = node.simulation.chain_of(node.name)
 
     def source(self, url: str, group: str) -> Source:

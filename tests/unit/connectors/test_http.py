@@ -132,6 +132,24 @@ def test_a_node_that_does_not_answer_is_unreachable(url: str) -> None:
             call_node(address)
 
 
+@pytest.mark.parametrize(("timeout_s", "wait_s"), [(30.0, 5.0), (0.5, 0.5)])
+def test_whoever_may_stop_waits_for_no_connection_for_long(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, wait_s: float
+) -> None:
+    """A host that drops packets held the stop of a node for 30 s: while it connects nobody is asked."""
+    waits = list[float]()
+
+    def connect(_address: object, timeout: float, *_: object) -> socket.socket:
+        waits.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    for on_silence in (None, lambda _left_s: None):
+        with pytest.raises(NodeUnreachable, match="it took too long"):
+            call_node("http://127.0.0.1:9", timeout_s=timeout_s, on_silence=on_silence)
+    assert [timeout_s, wait_s] == waits
+
+
 def test_no_proxy_comes_between_nodes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy of the environment is ignored."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")

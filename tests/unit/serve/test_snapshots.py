@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import xxhash
 from starlette.applications import Starlette
 
+from headrace.connectors import patient_socket
+from headrace.consumers.node.requests import GroupRequests
+from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 from headrace.consumers.recovery.peer_source import PeerSource
+from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.serve import snapshots
 from headrace.consumers.serve.operations import snapshot_routes
@@ -173,3 +180,34 @@ def test_a_receiver_reads_snapshots_over_http(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed):
         list(source.read(made, "index/g/CURRENT", 0))
     source.release(made)
+
+
+def test_a_receiver_that_stops_waits_for_no_silent_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that hangs, or whose host drops packets, held the end of the receiver for a minute."""
+    monkeypatch.setattr(patient_socket, "SILENCE_S", 0.01)
+    asked = list[float]()
+
+    def stop(left_s: float) -> None:
+        asked.append(left_s)
+        raise TransferStopped("the node is stopping")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = PeerSource(f"http://127.0.0.1:{silent.getsockname()[1]}", "g", stop)
+        with pytest.raises(TransferStopped):
+            source.open()
+        with pytest.raises(TransferStopped):
+            list(source.read(Snapshot("s", "g", "t", 1, 1, 1, "", ()), "index/g/CURRENT", 0))
+    assert 2 == len(asked)
+
+
+def test_a_group_that_goes_meanwhile_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    """What is known of its log goes with it, and the receiver asks another member."""
+    group = SimpleNamespace(name="g", sealed_for_others=(1, 1), era=1, store=FakeStore())
+    node = MagicMock(groups={"c.forward.g": group}, snapshots=SnapshotRegistry(tmp_path))
+    node.readiness.reason.return_value = ""
+    node.identity.topics = {"c.forward.g": "t"}
+    requests = GroupRequests(node)
+    assert "t" == requests.make_snapshot("g").topic_id
+    node.identity.topics.clear()
+    with pytest.raises(SlotNotHeld):
+        requests.make_snapshot("g")
