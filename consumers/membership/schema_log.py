@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.append import append_one
-from headrace.connectors.log.port import Log, LogUnavailable, Record
+from headrace.connectors.log.port import STOP_FLUSH_S, Log, LogUnavailable, Record
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.compared_log import ComparedLog
 from headrace.consumers.membership.schema_history import lost_error
@@ -244,9 +244,12 @@ class SchemaLog:
         raise SchemaContended(f"the schema of {database}.{table} kept changing", action="try again", retriable=True)
 
     def close(self) -> None:
-        """Close the reader."""
-        with self._lock:
-            self._compared.close()
+        """Close the reader, unless a thread still waits for the log with it: then it ends with the process."""
+        if self._lock.acquire(timeout=STOP_FLUSH_S):
+            try:
+                self._compared.close()
+            finally:
+                self._lock.release()
 
     def _change(self, change: SchemaChange, key: str) -> None:
         value, needed = encode_schema_change(self._writer, change), format_of_change(change)

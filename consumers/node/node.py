@@ -262,10 +262,7 @@ class Node:
     # Shut-down, top down.
 
     def stop(self) -> None:
-        """Stop every thread and release the directory, also after a start that failed.
-
-        The next start applies the journal again.
-        """
+        """Stop every thread and release the directory, also after a failed start; the next one applies the journal."""
         self._stopping.set()
         if self._server is not None:
             self._server.stop()
@@ -277,23 +274,24 @@ class Node:
                 waiting.request_stop()
             self.placement.stop()
             # While the log is still followed: a quorum needs the status of this node.
-            self.writes.close()
-            self.engine.close()
-            self.source.close()
+            for answering in (self.writes, self.engine, self.source):
+                answering.close()
+            # Without Kafka each of these waits for it, and they do it at the same time.
+            self.leader_tasks.request_stop()
+            self.log_consumer.stop(0.0)
+            if self.heartbeat.fenced:
+                self.heartbeat.stop(0.0)
             for part in (self.scrubber, self.migration, self.divergence_monitor, self.supervisor):
                 part.stop()
-            # The heartbeat outlives the groups: the others see the last durable offsets, which may complete a
-            # quorum.
-            self.leader_tasks.stop()
-            self.metadata.stop()
-            self.log_consumer.stop()
+            # The heartbeat outlives the groups: others see the last durable offsets, which may complete a quorum.
+            for following in (self.leader_tasks, self.metadata, self.log_consumer):
+                following.stop()
             for group in self.groups.values():
                 group.request_stop()
             for group in self.groups.values():
                 group.stop()
-            self.heartbeat.stop()
-            self._snapshot_expiry.stop()
-            self.log_monitor.stop()
+            for last in (self.heartbeat, self._snapshot_expiry, self.log_monitor):
+                last.stop()
         self._opened.close()
         self.log.close()
 

@@ -219,11 +219,11 @@ class Heartbeat:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Stop both threads; one that waits for a log that is gone is left to the end of the process."""
+    def stop(self, wait_s: float = LOG_JOIN_TIMEOUT_S) -> None:
+        """Stop both threads; one that waits longer for a log that is gone is left to the end of the process."""
         self._stopping.set()
         self._changed.set()
-        deadline = Deadline(LOG_JOIN_TIMEOUT_S)
+        deadline = Deadline(wait_s)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(deadline.left_s())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import STOP_FLUSH_S, Log
-from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.replication.election import Decision, decide
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
@@ -113,29 +114,32 @@ class LeaderTasks:
         self._lock = threading.Lock()
         # Held while the thread works on one group.
         self._working = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leader-tasks", daemon=True)
+        self._opened = ExitStack()
+        # All that a turn waits for is the log, and its records may be lost: the next leader decides anew.
+        self._task = PeriodicTask("leader-tasks", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
 
     def start(self) -> None:
         """Begin."""
         self.prepare()
-        self._thread.start()
+        self._task.start()
 
     def prepare(self) -> None:
         """Open what `turn` needs; no role is taken before the first turn."""
         self._appender = self._log.appender()
+        self._opened.callback(lambda: self.change_tasks.close())
+        self._opened.callback(self._appender.close, STOP_FLUSH_S)
         # The decisions so far, no role, hold until the first turn. Else `decision` would be made anew until then,
         # perhaps with a role, which the first turn took away again as that of a process that had been stopped.
         self._turn_ns = self._clock.boot_ns()
 
+    def request_stop(self) -> None:
+        """Begin to stop, see `PeriodicTask.request_stop`."""
+        self._task.request_stop()
+
     def stop(self) -> None:
         """Stop after the current turn."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            # All that it waits for is the log, and its records may be lost: the next leader decides anew.
-            self._thread.join(LOG_JOIN_TIMEOUT_S)
-            self._appender.close(STOP_FLUSH_S)
-            self.change_tasks.close()
+        self._task.stop()
+        self._opened.close()
 
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic.
@@ -193,10 +197,6 @@ class LeaderTasks:
             )
         assert decision.leadership is not None, "a leader without leadership"
         return decision.leadership
-
-    def _run(self) -> None:
-        while not self._stopping.wait(TURN_S):
-            self.turn()
 
     def _is_current(self, now_ns: int) -> bool:
         return now_ns - self._turn_ns < OFFLINE_MS * 1_000_000

@@ -97,12 +97,12 @@ class LogConsumer:
         self._identities.ids = topic_ids
         self._receipts.update(receipts)
 
-    def stop(self) -> None:
-        """Stop after the current poll."""
+    def stop(self, wait_s: float = 30.0) -> None:
+        """Stop after the current poll, for whose end it waits so long."""
         self._stopping.set()
         self._changed.set()
         if self._thread.is_alive():
-            self._thread.join(30.0)
+            self._thread.join(wait_s)
 
     def release(self, topic: str, timeout_s: float) -> bool:
         """Whether the consuming thread has released a topic in time; only then may its group be replaced.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from structlog.testing import capture_logs
 
 from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import RecordUndeliverable, TopicMissing, read_to_end
+from headrace.connectors.log.port import RecordUndeliverable, TopicMissing, TopicState, read_to_end
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership import schema_log
 from headrace.consumers.membership.schema_history import SchemaLogLost
@@ -183,3 +184,31 @@ def test_a_database_of_shorter_slices_stays_readable(log: MemoryLog, monkeypatch
         older.setattr(schema_log, "SLICE_NS_MIN", 1)
         opened(log).ensure_database("fast", 1_000, 8)
     assert 1_000 == opened(log).ensure_database("fast").slice_ns
+
+
+def test_a_thread_that_waits_for_the_log_keeps_no_node_from_its_end(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Kafka a look-up takes up to 20 s, and the stop of the node waited for it without a limit."""
+    asked, may_answer = threading.Event(), threading.Event()
+    schemas = SchemaLog(log, TOPICS)
+    describe = log.describe
+
+    def wait(topic: str) -> TopicState:
+        asked.set()
+        assert may_answer.wait(60.0)
+        return describe(topic)
+
+    monkeypatch.setattr(log, "describe", wait)
+    reading = threading.Thread(target=schemas.refresh)
+    reading.start()
+    assert asked.wait(60.0)
+    ending = threading.Thread(target=schemas.close)
+    ending.start()
+    ending.join(30.0)
+    has_ended = not ending.is_alive()
+    may_answer.set()
+    for thread in (reading, ending):
+        thread.join()
+    schemas.close()
+    assert has_ended
