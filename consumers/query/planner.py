@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.dialects import DuckDB
 from sqlglot.errors import SqlglotError
 
+from headrace.consumers.query import intervals
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.newest_rows import of_aggregates, of_rows
 from headrace.consumers.query.partial_plan import divide
@@ -187,14 +187,19 @@ def parse(statement: Statement) -> exp.Expression | None:
     if len(statement.sql) > PLANNED_BYTES_MAX:
         return None
     try:
-        tree = sqlglot.parse_one(statement.sql, dialect=_DIALECT)
+        dialect = _DIALECT()
+        tokens = dialect.tokenize(statement.sql)
+        trees = dialect.parser().parse(tokens, statement.sql) if intervals.are_understood(tokens) else []
     # On SQL that it does not know sqlglot raises more than its own errors. DuckDB decides what is valid, so
     # none of them may fail the query.
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError):
         return None
+    tree = trees[0] if len(trees) == 1 else None
+    if not isinstance(tree, exp.Expression) or not intervals.write_in_full(tree):
+        return None
     ours = Counter(path_of(table) for table in tree.find_all(exp.Table))
     theirs = Counter(fold(name.path) for name in statement.tables)
-    return tree if isinstance(tree, exp.Expression) and ours == theirs else None
+    return tree if ours == theirs else None
 
 
 def path_of(table: exp.Table) -> tuple[str, ...]:

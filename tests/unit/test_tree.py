@@ -66,6 +66,7 @@ PURE_MODULES = (
     "consumers/query/aggregates.py",
     "consumers/query/distribution.py",
     "consumers/query/hand_overs.py",
+    "consumers/query/intervals.py",
     "consumers/query/newest_rows.py",
     "consumers/query/partial_plan.py",
     "consumers/query/planner.py",

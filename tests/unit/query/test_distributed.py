@@ -148,6 +148,16 @@ def test_first_rows_by_time_are_those_of_all(
         assert (first.start_ns, first.end_ns) != (None, None)
 
 
+@pytest.mark.parametrize("node", ["n0", "n3"])
+@pytest.mark.parametrize("interval", ["1 hour 01:30:00", "150 min", "2 hrs", "150 minutes ago"])
+def test_every_form_of_an_interval_bounds_the_rows(written: Written, node: str, interval: str) -> None:
+    """What a bound means to the planner, and to the members that filter by it, is what it means to DuckDB."""
+    for sign in ("<", ">"):
+        condition = f"time {sign} TIMESTAMP '2026-01-01 03:00:00' - INTERVAL '{interval}'"
+        written.check(node, f"SELECT host, time FROM {TABLE} WHERE {condition}", ordered=False)
+        written.check(node, f"SELECT count(x) FROM {TABLE} WHERE host = 'host_1' AND {condition}", ordered=True)
+
+
 def answers(written: Written, node: str, sql: str) -> list[tuple[RemoteScanRequest, pa.Table]]:
     """What other nodes were asked for by a query, which is checked, and what they answered."""
     written.cluster.exchanged.clear()
