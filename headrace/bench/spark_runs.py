@@ -161,7 +161,8 @@ def in_turn(
     try:
         for number in range(rounds + 1):
             title = f"round {number} of {rounds}" if number else "warming up"
-            for place, (name, leg) in enumerate(legs.items(), 1):
+            # In alternating order: none always runs on the caches that the same other one left.
+            for place, (name, leg) in enumerate(list(legs.items())[:: 1 if number % 2 else -1], 1):
                 if name in failed:
                     continue
                 note(f"{title}, leg {place} of {len(legs)}: {name}")

@@ -49,9 +49,9 @@ def test_a_ratio_compares_legs_of_one_round() -> None:
     assert "2.00 (1.00 to 2.00), 1.50 by CPU-second, at least 1.5: met" == shown["x"]
 
 
-@pytest.mark.parametrize(("stopped", "counted"), [(1, None), (2, None), (3, {"a": 1}), (5, {"a": 2, "b": 1})])
+@pytest.mark.parametrize(("stopped", "counted"), [(1, None), (2, None), (3, {"a": 1}), (5, {"a": 1, "b": 2})])
 def test_an_interrupt_keeps_what_was_measured(stopped: int, counted: dict[str, int] | None) -> None:
-    """Two legs, a round that warms up, and two more. A ratio has the rounds that both legs have."""
+    """Two legs in alternating order, a round that warms up, and two more. A ratio has the rounds of both legs."""
     calls = iter(range(9))
 
     def leg() -> Leg:

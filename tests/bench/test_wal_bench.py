@@ -34,14 +34,33 @@ def test_a_leg_that_cannot_write_has_no_figure(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("headrace.bench.wal.os.posix_fallocate", full)
+    for name in ("_ours", "_rewrite"):
+        monkeypatch.setattr(wal, name, lambda *_: 1.0)
     with pytest.raises(wal.UpdateFailed, match="No space left"):
-        wal.run({**SIZES, "peers": "0", "dir": str(tmp_path)})
+        # Long enough for any machine; the first call ends it.
+        wal.run({**SIZES, "seconds": "60", "peers": "0", "dir": str(tmp_path)})
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_target_compares_legs_of_one_round() -> None:
+    """A round that was slow for both counts against neither; the medians of all rounds would be 10 over 10."""
+    taken = {"recover 100 B": {wal.OURS: [8.0, 10.0, 40.0], wal.SEQUENTIAL: [4.0, 10.0, 20.0]}}
+    found = wal.target_of(taken, "recover 100 B", wal.SEQUENTIAL, 1.5)
+    assert (2.0, 1.0, 2.0, True) == tuple(found[name] for name in ("median", "min", "max", "met"))
+
+
+def test_a_leg_without_an_update_has_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be compared with none: that was a division by zero, behind all legs."""
+    for name, rate in (("_ours", 1.0), ("_rewrite", 1.0), ("_limit", 0.0)):
+        monkeypatch.setattr(wal, name, lambda *_, rate=rate: rate)
+    with pytest.raises(wal.UpdateFailed, match="no update of limit: a file each ended in time"):
+        wal.run({**SIZES, "peers": "0", "dir": str(tmp_path)})
 
 
 def test_a_peer_that_recovers_less_has_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ours has none: less is recovered sooner."""
     monkeypatch.setattr(wal.NifiPeer, "found", lambda: _Forgetful("", ""))
+    monkeypatch.setattr(wal, "_measure_updates", lambda *_: {})
     with pytest.raises(wal.ContentLost, match="recovered 99 records instead of 100"):
         wal.run({**SIZES, "dir": str(tmp_path)})
 
