@@ -45,6 +45,7 @@ from headrace.consumers.node.settings import NodeSettings, ServerSettings
 from headrace.consumers.recovery.file_copy import digest_of
 from headrace.consumers.replication.settings import SealPolicy
 from headrace.consumers.store import Store, StoreSettings
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN
@@ -160,8 +161,10 @@ def drain_leg(bootstrap: str, topic: str, end: int) -> Leg:
     consumer.assign([TopicPartition(topic, 0, 0)])
     newest = -1
     while newest < end - 1:
-        first = consumer.poll(5.0)
-        messages = ([] if first is None else [first]) + consumer.consume(500, 0)
+        first = consumer.poll(READ_TIMEOUT_S)
+        if first is None:
+            raise HeadraceError("the topic does not come to its end", action="see the broker's log")
+        messages = [first, *consumer.consume(500, 0)]
         newest = max([newest, *(message.offset() or 0 for message in messages if message.error() is None)])
     leg = Leg(time.monotonic() - begun_s, {"process": time.process_time() - used_s})
     consumer.close()
