@@ -209,10 +209,17 @@ class IngestTask:
             if not rejected_by_column:
                 rejected.append(as_rejected(rows, self._rejections[(table, columns)]))
                 rows = rows.slice(0, 0)
+            good = np.ones(rows.num_rows, np.bool_)
+            # Arrow looks each name up in all of them, and copies the table for each column that it drops.
+            by_name = dict(zip(rows.column_names, rows.columns, strict=True))
+            places = rows.select([MESSAGE_COLUMN, LINE_COLUMN])
             for name, reason in rejected_by_column.items():
-                carried = pc.is_valid(rows[name])
-                rejected.append(as_rejected(rows.filter(carried), reason))
-                rows = rows.filter(pc.invert(carried)).drop_columns([name])
+                carried = good & by_name[name].is_valid().to_numpy()
+                if carried.any():
+                    rejected.append(as_rejected(places.filter(pa.array(carried)), reason))
+                    good &= ~carried
+            left = [index for index, name in enumerate(rows.column_names) if name not in rejected_by_column]
+            rows = rows.select(left).filter(pa.array(good))
         origin = [name for name in (MESSAGE_COLUMN, LINE_COLUMN) if name in rows.column_names]
         return rows.drop_columns(origin), pa.concat_tables(rejected)
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import (
+    COLUMNS_MAX,
     TIME_COLUMN,
     Catalogue,
     FieldType,
@@ -82,15 +83,30 @@ def rejected_columns(current: TableSchema, columns: Columns) -> dict[str, str]:
     rejected: dict[str, str] = {}
     tags: list[str] = []
     fields: dict[str, FieldType] = {}
-    # One column at a time, each on top of the accepted ones: two new columns may clash only with each other.
+    known = {*current.tags, *current.field_types()}
+    full = ""
+    # One column at a time, each on top of the accepted ones: two new columns may clash only with each other. What can
+    # be accepted together is, and a full table is asked once: a device may send names without end.
     kinds: dict[str, FieldType | None] = {**dict.fromkeys(columns.tags), **dict(columns.fields)}
-    for name, kind in kinds.items():
-        wanted_tags = [*tags, name] if kind is None else tags
-        wanted_fields = fields if kind is None else {**fields, name: kind}
+    waiting = [[name for name in kinds if name not in known], [name for name in kinds if name in known]]
+    while waiting:
+        names = waiting.pop()
+        if full and known.isdisjoint(names):
+            rejected |= dict.fromkeys(names, full)
+            continue
+        wanted_tags = [*tags, *(name for name in names if kinds[name] is None)]
+        wanted_fields = {**fields, **{name: kind for name in names if (kind := kinds[name]) is not None}}
         try:
             plan_change(current, wanted_tags, wanted_fields)
         except HeadraceError as error:
-            rejected[name] = str(error)
+            if len(names) > 1:
+                half = len(names) // 2
+                waiting += [names[half:], names[:half]]
+                continue
+            rejected[names[0]] = str(error)
+            # The last rule of all; another reason is that of one name.
+            if f"{COLUMNS_MAX:,} is the most" in error.message:
+                full = str(error)
         else:
             tags, fields = wanted_tags, wanted_fields
     return rejected

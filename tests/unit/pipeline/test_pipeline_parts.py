@@ -8,11 +8,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pyarrow as pa
 import pytest
@@ -26,7 +27,7 @@ from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.kafka_partitions import PartitionedTopic
 from headrace.connectors.log.kafka_settings import java_settings
 from headrace.connectors.log.port import LogUnavailable
-from headrace.pipeline import ingest, session
+from headrace.pipeline import ingest, schema_match, session
 from headrace.pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
@@ -45,7 +46,8 @@ from headrace.pipeline.rebatch import rebatch
 from headrace.pipeline.schema_match import Columns, oldest_match, rejected_columns
 from headrace.pipeline.session import SparkUnavailable, spark_archive
 from headrace.pipeline.sink_records import dead_letters
-from headrace.schemas.tables import FieldType, TableSchema
+from headrace.schemas import tables
+from headrace.schemas.tables import FieldType, SchemaError, TableSchema, TypeClash, plan_change
 from tests.unit.pipeline.harness import influx_job, raw_batch
 
 
@@ -278,6 +280,47 @@ def test_only_the_columns_that_clash_are_refused() -> None:
     table = TableSchema("d", "t", 1, ("host",), (("x", FieldType.INT64),))
     columns = Columns(("host", "x"), (("X", FieldType.INT64), ("new", FieldType.BOOL)))
     assert {"x", "X"} == set(rejected_columns(table, columns))
+
+
+NAMES = st.sampled_from(["a", "A", "b", "c", "t", "T", "f", "1\0", "d", "e"])
+
+
+@given(st.sets(NAMES, max_size=3), st.dictionaries(NAMES, st.sampled_from(list(FieldType))), st.integers(2, 6))
+def test_columns_are_rejected_as_if_they_came_one_by_one(
+    tags: set[str], fields: dict[str, FieldType], most: int
+) -> None:
+    """In order, each on top of the accepted ones, whatever clashes, and up to the most columns of a table."""
+    table = TableSchema("d", "t", 1, ("t",), (("f", FieldType.FLOAT64),))
+    columns = Columns(tuple(sorted(tags - fields.keys())), tuple(sorted(fields.items())))
+    kinds: dict[str, FieldType | None] = {**dict.fromkeys(columns.tags), **dict(columns.fields)}
+    accepted: dict[str, FieldType | None] = {}
+    with patch.object(tables, "COLUMNS_MAX", most), patch.object(schema_match, "COLUMNS_MAX", most):
+        for name, kind in kinds.items():
+            wanted = {**accepted, name: kind}
+            fields_of = {each: one for each, one in wanted.items() if one is not None}
+            with suppress(SchemaError, TypeClash):
+                plan_change(table, [each for each, one in wanted.items() if one is None], fields_of)
+                accepted = wanted
+        assert kinds.keys() - accepted.keys() == rejected_columns(table, columns).keys()
+
+
+def test_names_without_end_are_rejected_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a device that makes a field of each reading: a task took minutes for what it refuses."""
+    steps = MagicMock(side_effect=plan_change)
+    monkeypatch.setattr(schema_match, "plan_change", steps)
+    fields = tuple((f"k{number:05}", FieldType.FLOAT64) for number in range(6_000))
+    full = TableSchema("d", "t", 1, (), fields[5:4_101])
+    for table, left in ((TableSchema("d", "t"), 6_000 - 4_096), (full, 6_000 - 4_096)):
+        rejected = rejected_columns(table, Columns((), fields))
+        assert left == len(rejected)
+        assert all("4,097 columns" in reason for reason in rejected.values())
+    assert steps.call_count < 100
+    # Of names with a fault of their own the reason is theirs alone.
+    clashing = (("K00006", FieldType.BOOL), ("k00005", FieldType.STRING), *fields[4_200:4_210])
+    reasons = rejected_columns(full, Columns((), clashing))
+    assert [12, 10] == [len(reasons), sum("4,097 columns" in reason for reason in reasons.values())]
+    assert "only in case" in reasons["K00006"]
+    assert "cannot take string" in reasons["k00005"]
 
 
 def test_dead_letters_of_a_batch_are_made_at_once() -> None:
