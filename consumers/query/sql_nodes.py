@@ -98,6 +98,9 @@ def _allowed(node: exp.Expr) -> bool:
         return node.this in _TYPES
     if isinstance(node, exp.In):
         return not (node.args.get("query") or node.args.get("unnest") or node.args.get("field"))
+    if isinstance(node, exp.Cast) and isinstance(node.this, exp.Cast) and isinstance(node.this.this, exp.Literal):
+        # Of `DATE '2026-01-01'::VARCHAR` the parser makes the text a VARCHAR first, and then a date.
+        return False
     # By the exact class: a subclass may be written in another way.
     return type(node) in ROW_NODES
 

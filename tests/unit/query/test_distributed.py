@@ -158,6 +158,20 @@ def test_every_form_of_an_interval_bounds_the_rows(written: Written, node: str, 
         written.check(node, f"SELECT count(x) FROM {TABLE} WHERE host = 'host_1' AND {condition}", ordered=True)
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "s != DATE '2026-01-01'::VARCHAR",
+        "time::VARCHAR > TIMESTAMP '2026-01-01 02:00:00'::VARCHAR",
+        "time > TIMESTAMP '2026-01-01 02:00:00'::DATE",
+    ],
+)
+def test_a_typed_text_that_is_cast_stays_what_it_is(written: Written, condition: str) -> None:
+    """The parser takes the two casts in another order than DuckDB: such a condition is not sent to members."""
+    written.check("n0", f"SELECT host, time FROM {TABLE} WHERE {condition}", ordered=False)
+    written.check("n0", f"SELECT count(*) FROM {TABLE} WHERE {condition}", ordered=False)
+
+
 def answers(written: Written, node: str, sql: str) -> list[tuple[RemoteScanRequest, pa.Table]]:
     """What other nodes were asked for by a query, which is checked, and what they answered."""
     written.cluster.exchanged.clear()
