@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
 from headrace.consumers.node.settings import NodeSettings
@@ -79,12 +80,24 @@ def parse_address(text: str, setting: str, example: str) -> tuple[str, int]:
     # Without its text where that may have a password.
     shown = USER_IN_ADDRESS if has_user(text) else f"{text} is not HOST:PORT"
     invalid = AddressInvalid(f"{setting} {shown}", action=f"for example {example}")
-    parts = urlsplit(text if "://" in text else f"//{text}")
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+    except ValueError:
+        # A bracket without the other one.
+        raise invalid from None
     if parts.scheme not in ("", "http") or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
         raise invalid
     host, _, port = parts.netloc.rpartition(":")
     # An IPv6 address needs no brackets here: what follows the last colon is the port.
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+    if not _is_host(host) or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
         raise invalid
     return host, int(port)
+
+
+def _is_host(text: str) -> bool:
+    """Whether others could ask for it in a URL: a name, or an address of either kind."""
+    try:
+        return bool(IPv6Address(text)) if ":" in text else bool(text) and not any(map(str.isspace, text))
+    except ValueError:
+        return False
