@@ -99,10 +99,12 @@ def test_a_usage_error_is_one_json_object_and_exit_code_2(arguments: list[str], 
 @pytest.mark.parametrize(("option", "message"), [("rowz=1", "there is no option 'rowz'"), ("{}=x", "is not a number")])
 def test_a_benchmark_refuses_options_before_it_starts_anything(name: str, option: str, message: str) -> None:
     """An option that it does not have, and a value that is no number: one line, and no process was started."""
-    numbers = [key for key, value in import_module(BENCHES[name]).OPTIONS.items() if isinstance(value, int | float)]
+    defaults = import_module(BENCHES[name]).OPTIONS.defaults
+    numbers = [key for key, value in defaults.items() if isinstance(value, int | float)]
     result = run("bench", name, "-o", option.format(numbers[0]), "--json")
     assert result.exit_code == 2
-    assert message in json.loads(result.stderr.splitlines()[-1])["error"]["message"]
+    [line] = result.stderr.splitlines()
+    assert message in json.loads(line)["error"]["message"]
 
 
 def test_without_json_a_usage_error_is_text() -> None:
