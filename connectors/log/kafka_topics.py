@@ -1,4 +1,4 @@
-"""Requests to Kafka that create, configure trim and delete topics, find their bounds, and publish how far they are read."""
+"""Requests to Kafka that create, configure, trim and delete topics, find their bounds, and publish how far they are read."""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ def write_in_full(tree: exp.Expression) -> bool:
         unit = interval.args.get("unit")
         if isinstance(unit, exp.Var):
             name = unit.name.upper()
-            if not _is_unit(name) and name not in _UNITS_OF_TEXTS:
+            # Behind brackets it is the name of an item too: `SELECT INTERVAL ('5') min`.
+            is_of_text = isinstance(interval.this, exp.Literal) and name in _UNITS_OF_TEXTS
+            if not _is_unit(name) and not is_of_text:
                 return False
             unit.set("this", _UNITS_OF_TEXTS.get(name, name))
     return True
