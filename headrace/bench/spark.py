@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import headrace.spark
 from headrace.bench.measurement import (
     Note,
     running_broker,
@@ -140,6 +141,7 @@ def _measured(
         },
     )
     stack.callback(close_session, session)
+    headrace.spark.register(session)
     bench = SparkBench(session, bootstrap, directory)
     legs: dict[str, Measure] = {}
     if "ingest" in parts or "streams" in parts:

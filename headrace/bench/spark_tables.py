@@ -180,7 +180,6 @@ def batch_legs(bench: SparkBench, local: LocalCluster, rows: int, hours: int) ->
             writer.write(block, workload.tags)
         seal(local, writer.flush())
     _settle(local.directory)
-    headrace.spark.register(bench.session)
     query = _BatchQueries(bench, local, workload.rows, hours)
     return {
         "answers without Spark": query.plain,

@@ -30,6 +30,8 @@ BARS = {
     "read_segments_of_parquet": 0.8,
 }
 
+SIZES = {"rows": "20000", "table_rows": "100000", "rounds": "1", "tiny_batches": "3", "tiny_messages": "20"}
+
 
 def test_every_bar_has_a_ratio() -> None:
     """Those of the issue, and ratios that are only shown have none."""
@@ -110,9 +112,17 @@ def test_the_avro_messages_are_the_rows() -> None:
 @pytest.mark.broker
 def test_a_small_run_has_every_ratio(tmp_path: Path) -> None:
     """Every leg reads or writes all its rows, and nothing is left."""
-    sizes = {"rows": "20000", "table_rows": "100000", "rounds": "1", "tiny_batches": "3", "tiny_messages": "20"}
-    result = spark.run({**sizes, "dir": str(tmp_path)})
+    result = spark.run({**SIZES, "dir": str(tmp_path)})
     assert {} == result["failed"]
     assert spark.RATIOS.keys() == result["ratios"].keys()
     assert all(each["median"] > 0 for each in result["ratios"].values())
     assert_nothing_left(tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.broker
+def test_a_part_needs_no_other(tmp_path: Path) -> None:
+    """The streams alone: what their session needs is not left to the legs of the tables."""
+    result = spark.run({**SIZES, "parts": "streams", "dir": str(tmp_path)})
+    assert {} == result["failed"]
+    assert {"stream_source_of_stock", "sink_of_stock", "sink_small_rows_of_stock"} == result["ratios"].keys()
