@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file, write_atomically
-from headrace.pipeline.job import IngestJob
 from headrace.schemas.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.pipeline.job import IngestJob
 
 OWN_FOLDER = "headrace"
 IDENTITY_FILE, SINK_FILE = "job.json", "sink.json"

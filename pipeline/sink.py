@@ -8,11 +8,11 @@ have left some, and writing it again gives the same content.
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
@@ -35,6 +35,8 @@ from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import TIME_COLUMN
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headrace.pipeline.sink_task import TaskWritten
 
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -50,10 +52,15 @@ class SinkRefused(HeadraceError):
 
 
 class TaskCommit(WriterCommitMessage):
-    """What a task wrote, for the driver."""
+    """What a task wrote, for the driver. Pickled: the process that ends a batch loads the classes only if it reads this."""
 
     def __init__(self, written: TaskWritten) -> None:
-        self.written = written
+        self._written = pickle.dumps(written)
+
+    def written(self) -> TaskWritten:
+        """What it wrote."""
+        written: TaskWritten = pickle.loads(self._written)
+        return written
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -131,7 +138,7 @@ def confirm(options: WriteOptions, messages: list[WriterCommitMessage | None]) -
         from headrace.producers.repeated_rows import TimeSample, refuse_repeats
 
         # A task has seen its own rows alone.
-        samples = (message.written.times for message in messages if isinstance(message, TaskCommit))
+        samples = (message.written().times for message in messages if isinstance(message, TaskCommit))
         refuse_repeats(TimeSample.of_all(samples), options.target.name)
     if options.quorum < 2:
         # The tasks have waited for the log.
@@ -145,9 +152,10 @@ def confirm(options: WriteOptions, messages: list[WriterCommitMessage | None]) -
         total = TaskWritten()
         for message in messages:
             assert isinstance(message, TaskCommit), message
-            total.rows += message.written.rows
-            total.add(message.written.records.items())
-            for group, topic_id in message.written.topic_ids.items():
+            written = message.written()
+            total.rows += written.rows
+            total.add(written.records.items())
+            for group, topic_id in written.topic_ids.items():
                 topic = cluster.topic_of(group)
                 if topic_id != cluster.log.describe(topic).topic_id:
                     raise TopicReplaced(

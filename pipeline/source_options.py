@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from headrace.connectors.http import base_url
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.addresses import USER_IN_ADDRESS, has_user
 from headrace.schemas.errors import HeadraceError
@@ -230,6 +229,8 @@ def _target(given: Mapping[str, str], *, needs_kafka: bool) -> Target:
 
 
 def _node(given: Mapping[str, str]) -> str:
+    from headrace.connectors.http import base_url
+
     address = given.get("node", "")
     # First, so that no message repeats the password.
     if has_user(address):

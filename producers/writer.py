@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.connectors.formats.arrow_tables import normalise
 from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
-from headrace.connectors.formats.row_rules import check_arrays, check_times
+from headrace.connectors.formats.row_rules import check_arrays, check_times, encode_texts
 from headrace.connectors.formats.time_rules import check_integers, check_resolution
 from headrace.connectors.log.topics import Topics
 from headrace.producers.acks import Quorum
@@ -261,6 +261,7 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
 
     Raises FormatError, which names the column; also TimesImplausible, for integers that look like another unit.
     """
+    rows = encode_texts(rows, tags)
     check_arrays(rows)
     check_integers(rows)
     # Chunks may have dictionaries of their own, in which the same code means different values.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,10 +28,35 @@ class ArrayInvalid(FormatError):
 def check_arrays(table: pa.Table) -> None:
     """Raises ArrayInvalid, which names the column: any function may fail on such an array, or end the process."""
     for name, column in zip(column_names(table), table.columns, strict=True):
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise ArrayInvalid(f"column {name!r} is not valid: {error}", action="decode its text as UTF-8") from None
+        _check_column(name, column)
+
+
+def encode_texts(table: pa.Table, names: Collection[str]) -> pa.Table:
+    """The table, of the columns `names` those of plain text as dictionaries: what follows has to look at each text once.
+
+    The texts may still be invalid, which `check_arrays` finds. Raises ArrayInvalid.
+    """
+    for index, (name, column) in enumerate(zip(column_names(table), table.columns, strict=True)):
+        if name in names and pa.types.is_string(column.type) and table.num_rows:
+            table = table.set_column(index, name, _encoded(name, column))
+    return table
+
+
+def _encoded(name: str, texts: pa.ChunkedArray) -> pa.DictionaryArray:
+    # No copy. Of bytes only the offsets are checked, without which they cannot be read.
+    raw = texts.cast(pa.binary())
+    _check_column(name, raw)
+    # All chunks have the dictionary of the last one.
+    chunks = pc.dictionary_encode(raw).chunks
+    indices = pa.chunked_array([chunk.indices for chunk in chunks]).combine_chunks()
+    return pa.DictionaryArray.from_arrays(indices, chunks[0].dictionary.view(pa.string()))
+
+
+def _check_column(name: str, column: pa.ChunkedArray) -> None:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ArrayInvalid(f"column {name!r} is not valid: {error}", action="decode its text as UTF-8") from None
 
 
 def column_names(table: pa.Table) -> list[str]:

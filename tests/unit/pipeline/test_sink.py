@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,16 @@ from headrace.producers.repeated_rows import RowsRepeat
 from headrace.schemas.tables import TypeClash
 from tests.spark.stored import forward_logs, stored_tables, tables_of
 from tests.unit.pipeline.source_scene import TARGET, TOPICS, new_scene, rows
+
+END_OF_BATCH = """
+import pickle, sys
+import pyspark.sql.worker.python_streaming_sink_runner
+before = set(sys.modules)
+source, schema, messages = pickle.load(sys.stdin.buffer)
+source.streamWriter(schema, False).commit([pickle.loads(each) for each in messages], 1)
+print(*{"confluent_kafka", "http.client", "polars", "pyarrow"} & set(sys.modules) - before)
+"""
+"""What Spark starts at the end of each batch."""
 
 
 def stored(scene: Any) -> pa.Table:
@@ -227,3 +240,14 @@ def test_replicas_ignore_the_repeats_of_a_batch() -> None:
         scene.write([rows(0, 20)])
     _, ignored = tables_of(forward_logs(scene.log, TOPICS).values())
     assert len(scene.values()) // 2 == sum(ignored.values()) > 0
+
+
+def test_the_process_that_ends_a_batch_loads_little(tmp_path: Path) -> None:
+    """Spark starts one for each batch, which then takes as long as its imports."""
+    source = HeadraceDataSource({"bootstrap": "nowhere:1", "table": TARGET.name, "tags": "host"})
+    source.options["checkpointLocation"] = str(tmp_path)
+    schema = StructType([StructField("host", StringType()), StructField("time", Timestamp())])
+    messages = [pickle.dumps(TaskCommit(new_scene().write([rows(0, 4)])))]
+    given = pickle.dumps((source, schema, messages))
+    ended = subprocess.run([sys.executable, "-c", END_OF_BATCH], input=given, capture_output=True, check=False)
+    assert (b"\n", b"", 0) == (ended.stdout, ended.stderr, ended.returncode)
