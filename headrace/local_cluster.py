@@ -24,7 +24,7 @@ from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInU
 from headrace.connectors.kafka.broker_errors import BrokerLost
 from headrace.node_log import has_left, log_tail, lost_address, reports_removal, start_line
 from headrace.node_probe import first_reason, is_joining, probe
-from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped
+from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped, send_signal
 from headrace.schemas.errors import HeadraceError
 
 KAFKA = "kafka"
@@ -299,7 +299,7 @@ class LocalCluster:
         node = self.node(name)
         if not self._alive(node):
             return
-        os.kill(node.pid, signal_number)
+        send_signal(node, signal_number)
         if signal_number == signal.SIGKILL:
             self._await_end(node, STOP_TIMEOUT_S)
         elif signal_number == signal.SIGSTOP:
@@ -312,7 +312,7 @@ class LocalCluster:
             ask_to_end(node)
             if not self._await_end(node, STOP_TIMEOUT_S, on_progress):
                 on_progress(f"node {name} did not end within {STOP_TIMEOUT_S:.0f} s and is killed; its data is safe")
-                os.kill(node.pid, signal.SIGKILL)
+                send_signal(node, signal.SIGKILL)
                 self._await_end(node, STOP_TIMEOUT_S)
         node.pid, node.removed = 0, False
         self._save()

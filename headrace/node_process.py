@@ -28,7 +28,7 @@ class NodeProcess:
     @property
     def running(self) -> bool:
         """Whether the process exists and is ours."""
-        return self.pid > 0 and _is_node(self.pid, self.name)
+        return self.pid > 0 and _is_node(self.pid, self.name, self.http)
 
 
 def free_address(before: str, name: str, on_progress: Callable[[str], None]) -> str:
@@ -50,8 +50,13 @@ def ask_to_end(node: NodeProcess) -> None:
     """Send SIGTERM, also to a process that is stopped."""
     # A process that SIGSTOP stopped handles SIGTERM only after it is continued.
     for number in (signal.SIGCONT, signal.SIGTERM):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(node.pid, number)
+        send_signal(node, number)
+
+
+def send_signal(node: NodeProcess, number: int) -> None:
+    """Send a signal to a process, which may have ended since it was looked at."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(node.pid, number)
 
 
 def is_stopped(pid: int) -> bool:
@@ -63,11 +68,12 @@ def is_stopped(pid: int) -> bool:
     return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
 
 
-def _is_node(pid: int, name: str) -> bool:
-    # The system reuses pids, at the latest after a reboot: signals must not reach a stranger's process.
+def _is_node(pid: int, name: str, http: str) -> bool:
+    # The system reuses pids, at the latest after a reboot: signals must not reach a stranger's process, or the node of
+    # that name of another cluster.
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z" and b"node" in words and b"--id" in words and name.encode() in words
+    return state != "Z" and {b"node", b"--id", name.encode(), http.encode()} <= set(words)
