@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
@@ -126,8 +127,10 @@ class EndedGroups:
             newest=None,
         )
         try:
+            # Those of the name may all be of a younger group: a node was removed, and is here again.
             if self._remote.holders(key.group):
-                with self._remote.scan(empty, wire_schema(schema, empty.columns), timer) as scan:
+                columns, is_gone = wire_schema(schema, empty.columns), partial(self._topics.is_deleted, key)
+                with self._remote.scan(empty, columns, timer, is_gone) as scan:
                     return scan.hand_overs
         except GroupUnavailable:
             if not self._topics.is_deleted(key):

@@ -53,6 +53,10 @@ PATIENCE_S = 5.0
 PAUSE_S = 0.1
 
 
+def _never() -> bool:
+    return False
+
+
 class MemberUnreachable(QueryError):
     """A member that gives no answer at all: its process is gone, stopped, or cut off."""
 
@@ -190,8 +194,10 @@ class RemoteRows:
             if each.node != self.node and each.http and each.eligible and each.role is not Role.UNSYNCED
         ]
 
-    def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
-        """The rows of a group.
+    def scan(
+        self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, is_gone: Callable[[], bool] = _never
+    ) -> RemoteScan:
+        """The rows of a group. Nobody is asked again once it is gone.
 
         Raises GroupUnavailable, ReplicaLost, QueryTimeout, QueryCancelled, QueryMemory, and SlotsMoved for a query that
         must be planned again, with a newer slot table.
@@ -205,7 +211,7 @@ class RemoteRows:
             self._check_table(request)
             timer.awaited[request.group] = f"rows of group {request.group}: {'; '.join(_reasons(failures))}"
             # A member that was just lost, or lags, may be replaced or catch up in a moment.
-            if patience.passed() and not self._is_changing(request):
+            if (patience.passed() and not self._is_changing(request)) or is_gone():
                 self._count(failed=1)
                 raise no_rows(request.group, failures)
             time.sleep(min(PAUSE_S, timer.left_s))
@@ -213,6 +219,9 @@ class RemoteRows:
 
     def _is_changing(self, request: RemoteScanRequest) -> bool:
         """Whether a member that is online has not reached the table of a scan yet, or waits for files: it is waited for."""
+        if not request.table_version:
+            # Of a group that ended. Who has one of that name now is no member of it.
+            return False
         members = self._live(request.group)
         late = any(0 < each.settled < request.table_version for each in members)
         return late or any(each.reason for each in self._serving(members))

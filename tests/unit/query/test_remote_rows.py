@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from headrace.connectors.clock import Moment, SystemClock
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.cluster_source import ClusterFence, ClusterSource
+from headrace.consumers.query.ended_groups import EndedGroups, Gone
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.local_source import LocalSource
 from headrace.consumers.query.query_errors import (
@@ -40,7 +42,7 @@ from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.serve.server import Server
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role, Status
-from headrace.schemas.tables import Catalogue
+from headrace.schemas.tables import Catalogue, TableSchema
 from tests.unit.statuses import STATUS
 from tests.waiting import eventually
 
@@ -208,6 +210,35 @@ def test_a_group_without_members_is_asked_again(timer: QueryTimer) -> None:
     with rows.scan(REQUEST, SCHEMA, timer) as scan:
         assert 2 == scan.table.num_rows
     thread.join()
+
+
+class DeletedTopic:
+    """The topics of groups: that of an ended one is deleted once it was looked for often enough."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_deleted(self, key: GroupKey) -> bool:
+        """See GroupTopics."""
+        assert GroupKey("g", 2) == key
+        self.looks -= 1
+        return self.looks < 0
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """See GroupTopics."""
+        return 7
+
+
+@pytest.mark.parametrize("looks", [0, 2])
+def test_an_ended_group_that_is_gone_is_not_waited_for_at_a_younger_one(timer: QueryTimer, looks: int) -> None:
+    """A node was removed and is here again: members of its new group do not have the old one, and some wait for files."""
+    members = Members(a=SlotNotHeld.of("g", "a"), b=SlotNotHeld.of("g", "b"))
+    members.statuses["a"] = status("a", reason="pulling slots")
+    local: Any = SimpleNamespace(groups={})
+    ended = EndedGroups(local, members.rows(), DeletedTopic(looks))
+    found = ended.hand_overs(GroupKey("g", 2), REQUEST, TableSchema("plant", "pumps"), timer, [GroupKey("h", 1)])
+    assert Gone({"h": 7}) == found
+    assert 2 * (1 + looks) == len(members.asked)
 
 
 def test_rows_beyond_the_limit_end_the_query(timer: QueryTimer) -> None:
