@@ -67,6 +67,12 @@ class SlotLog:
         members, era, gains = self.birth
         return Replica(members, era=era, gains=gains, slots_of=slots_of)
 
+    @property
+    def leader(self) -> Leadership:
+        """The leader of the group, which has one."""
+        assert self.replica.state.leader is not None
+        return self.replica.state.leader
+
     def append(self, body: Body, producer: str | None = None, batch: int = 1, sequence: int = 0) -> list[Action]:
         """One more record; a producer of its own unless one is named."""
         name = producer or f"r{len(self.values)}"

@@ -20,7 +20,7 @@ from headrace.consumers.replication.actions import (
 )
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.replica import Replica
-from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, Rank
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, Rank, Slots
 from headrace.schemas.messages import (
     Delete,
     Leadership,
@@ -68,10 +68,9 @@ class Rows:
         """The actions of one record."""
         for action in actions:
             if isinstance(action, ApplyWrite | ApplyRows):
-                own = isinstance(action, ApplyWrite)
-                rank = Rank(era, action.version) if own else action.rank
+                rank = Rank(era, action.version) if isinstance(action, ApplyWrite) else action.rank
                 for key, value in self.format.rows_of(action.write).items():
-                    if own or int(key[0]) in action.slots:
+                    if isinstance(action, ApplyWrite) or int(key[0]) in action.slots:
                         known = self.values.setdefault(key, {})
                         assert rank not in known, f"{key} twice at {rank}"
                         known[rank] = value
@@ -234,7 +233,7 @@ class Cluster:
         zombie = zombies[second % len(zombies)] if zombies and second % 5 == 0 else None
         donors = {self.previous_table()[slot] for slot in change.moved}
         gives = group in donors and after is not REVERT
-        moves = {}
+        moves: dict[SlotLog, Slots] = {}
         for slot, taker in sorted(change.moved.items()) if gives else ():
             moves[self.logs[taker]] = (*moves.get(self.logs[taker], ()), slot)
         gains = tuple(sorted(slot for slot, to in change.moved.items() if to == group and after is not REVERT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_step_of_the_brokers_clock_leaves_all_members_online(
             return all(abs(each.timestamp_ms - set_ms) > STEP_MS // 2 for each in received)
 
         for node in nodes.running.values():
-            eventually(lambda node=node: has_all_since(node), "statuses of all members behind the step")
+            eventually(partial(has_all_since, node), "statuses of all members behind the step")
             assert [NAMES] * 3 == [
                 tuple(status.node for status in node.heartbeat.live(group, NAMES)) for group in NAMES
             ], node.name

@@ -24,6 +24,7 @@ from headrace.consumers.replication.group_health import (
     Use,
 )
 from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.health import Progress
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "internals" / "replication.md"
 
@@ -34,8 +35,9 @@ class Copying:
     bytes_done = bytes_total = 0
     reason = "recovering files from n2"
 
-    def progress(self) -> None:
+    def progress(self) -> Progress:
         """No figures."""
+        return Progress("files")
 
 
 def rows(header: str) -> list[list[str]]:
@@ -127,7 +129,7 @@ def test_the_way_of_wrong_data() -> None:
     assert not group.mark("another file has changed")
     group.note_unrecorded("no space left on device")
     assert group.reason == "wrong data: a file has changed; it recovers once that is recorded: no space left on device"
-    assert (State.WRONG, {"n2"}) == (group.state, group.conditions.trusted)
+    assert (State.WRONG, frozenset({"n2"})) == (group.state, group.conditions.trusted)
     assert all(group.refuses(use) for use in Use)
     group.report(Event.RECORD)
     assert (State.CONDEMNED, "a file has changed") == (group.state, group.reason)

@@ -32,7 +32,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         nodes.stop(*list(nodes.running))
 
 
-def test_a_leader_without_its_own_heartbeats_is_replaced(three: Nodes) -> None:
+def test_a_leader_without_its_own_heartbeats_is_replaced(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its statuses still arrive, without eligibility; the next member in sync claims."""
     three.ready()
     topic = three.topics.forward("n1")
@@ -42,7 +42,7 @@ def test_a_leader_without_its_own_heartbeats_is_replaced(three: Nodes) -> None:
         return found.node if found is not None else ""
 
     eventually(lambda: leader() == "n1", "the header leading")
-    three.running["n1"].heartbeat._note_own = lambda _statuses: None
+    monkeypatch.setattr(three.running["n1"].heartbeat, "_note_own", lambda _statuses: None)
     eventually(lambda: leader() in ("n2", "n3"), "another leader")
     assert not three.running["n1"].ready()[0]
     assert three.running["n2"].heartbeat.detector.alive("n1", "n1")
@@ -65,7 +65,9 @@ def test_a_process_that_was_suspended_has_no_role_until_its_next_turn(
         assert RESUMED == node.leader_tasks.decision(topic)
 
 
-def test_a_leader_that_receives_a_later_epoch_before_it_reads_the_claim_follows(three: Nodes) -> None:
+def test_a_leader_that_receives_a_later_epoch_before_it_reads_the_claim_follows(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a suspension the process reads the statuses of the others before the claim in its own log."""
     three.ready()
     topic = three.topics.forward("n1")
@@ -82,11 +84,11 @@ def test_a_leader_that_receives_a_later_epoch_before_it_reads_the_claim_follows(
 
     eventually(lambda: old.role(topic) is Role.LEADER, "the header leading")
     try:
-        group._apply = apply_when_allowed
-        old.heartbeat._note_own = lambda _statuses: None
+        monkeypatch.setattr(group, "_apply", apply_when_allowed)
+        monkeypatch.setattr(old.heartbeat, "_note_own", lambda _statuses: None)
         eventually(lambda: Role.LEADER in [node.role(topic) for node in others], "another leader")
         eventually(lambda: 2 in received_epochs(old), "a status of a member that has read the later claim")
-        old.heartbeat._note_own = note_own
+        monkeypatch.setattr(old.heartbeat, "_note_own", note_own)
         eventually(lambda: old.role(topic) is not Role.UNSYNCED, "a role, once it receives again")
         assert (Role.FOLLOWER, 1) == (old.role(topic), group.applied.epoch)
         with pytest.raises(NotLeader, match="another node has claimed it"):

@@ -127,7 +127,12 @@ def test_no_checkpoint_falls_between_the_updates_of_an_append(tmp_path: Path, mo
     """After a failed sync it drops what is not durable: the first groups of an append whose last update then syncs."""
     journal = Journal(tmp_path, ("a",))
     checkpoint, held = journal._wal.checkpoint, list[bool]()
-    monkeypatch.setattr(journal._wal, "checkpoint", lambda: (held.append(journal._lock.locked()), checkpoint()))
+
+    def noted() -> None:
+        held.append(journal._lock.locked())
+        checkpoint()
+
+    monkeypatch.setattr(journal._wal, "checkpoint", noted)
     journal.checkpoint()
     assert [True] == held
     assert not journal._lock.locked()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,8 @@ from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.election import GroupView, MemberView
 from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import (
     LeadershipForeign,
     LeaderTasks,
@@ -38,7 +41,7 @@ NOW_NS = 1_767_225_600_000_000_000
 
 
 @dataclass
-class FakeHeartbeat:
+class FakeHeartbeat(Heartbeat):
     """The statuses of the live members, and the broker's time at the newest one."""
 
     statuses: list[Status] = field(default_factory=list)
@@ -46,7 +49,7 @@ class FakeHeartbeat:
     incarnation: str = MINE.incarnation
     detector: FailureDetector = field(default_factory=lambda: FailureDetector(newest_ms=NOW_NS // 1_000_000))
 
-    def live(self, _group: str, members: tuple[str, ...]) -> list[Status]:
+    def live(self, group: str, members: Iterable[str]) -> list[Status]:
         """See Heartbeat."""
         return [status for status in self.statuses if status.node in members]
 
@@ -94,10 +97,10 @@ class Scene:
         state = AppliedState(version=9, offset=9, epoch=applied.epoch, leader=applied, unsealed_rows=3)
         jobs = SimpleNamespace(sealed_offset=4, sealed_version=4)
         self.group: Any = SimpleNamespace(name="n1", applied=state, store=FakeStore(), store_jobs=jobs)
-        self.heartbeat: Any = FakeHeartbeat()
+        self.heartbeat = FakeHeartbeat()
         self.tasks = LeaderTasks(
             self.log,
-            {TOPIC: self.group},
+            {TOPIC: cast("Group", self.group)},
             SealPolicy(),
             SimpleNamespace(view=lambda _topic, _steady_ms: view),
             self.heartbeat,
@@ -277,7 +280,7 @@ def test_the_trimmer_asks_the_other_members(sealed: tuple[int | None, ...], begi
         applied=AppliedState(offset=99, changes=ChangeView(MEMBERS)),
         store_jobs=SimpleNamespace(sealed_offset=30),
     )
-    trimmer = LogTrimmer(log, FakeHeartbeat(statuses), keep_records=10)  # type: ignore[arg-type]
+    trimmer = LogTrimmer(log, FakeHeartbeat(statuses), keep_records=10)
     trimmer.trim(TOPIC, group)
     assert begin == log.describe(TOPIC).begin
     # A member that was faster meanwhile does not move the beginning back.

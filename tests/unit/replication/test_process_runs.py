@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
@@ -94,7 +95,7 @@ class Processes:
         self.first, self.second = self._process("a"), self._process("b")
         self.ended: list[str] = []
         for heartbeat in (self.first, self.second):
-            heartbeat.on_elder = lambda _http, name=heartbeat.incarnation: self.ended.append(name)
+            heartbeat.on_elder = partial(self._note_end, heartbeat.incarnation)
 
     def monotonic_s(self) -> float:
         """See Clock."""
@@ -113,6 +114,9 @@ class Processes:
             return [replace(STATUS, node="n1", incarnation=incarnation, sent_boot_ns=self.boot_ns())]
 
         return Heartbeat(self.log, "c.status", "n1", incarnation, statuses, clock=self)
+
+    def _note_end(self, incarnation: str, _http: str) -> None:
+        self.ended.append(incarnation)
 
     def turn(self, *heartbeats: Heartbeat) -> None:
         """An interval in which these send, and all receive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from headrace.schemas.messages import (
     Message,
     ProducerPosition,
     Seal,
+    TableVersion,
     Write,
     encode_message,
 )
@@ -201,17 +203,21 @@ def test_a_file_of_another_log_counts_once(feed: Feed) -> None:
     assert {Ignored.NOT_LEADER: 1} == dict(feed.replica.ignored)
     assert [] == feed.apply(replace(LOAD, leadership=other, held_since=5), producer="b", batch=2)
     assert feed.replica.ignored[Ignored.REPEATED] == 1
-    for number, changed in enumerate(
-        ({"origin": "x"}, {"bucket": 1}, {"generation": 1}, {"content_digest": b"x" * 16})
-    ):
-        load = replace(LOAD, leadership=other, **changed)
+    same = replace(LOAD, leadership=other)
+    others = replace(same, origin="x"), replace(same, bucket=1), replace(same, generation=1)
+    for number, load in enumerate((*others, replace(same, content_digest=b"x" * 16))):
         assert [ApplyLoad(6 + number, load)] == feed.apply(load, producer="b", batch=3 + number)
 
 
 def test_a_file_waits_for_its_table_only_under_the_leader(feed: Feed) -> None:
     """A record of a former leader must not make a group wait for a version that may never exist."""
     asked: list[object] = []
-    feed.replica.knows_tables = lambda _offset, _digest, tables: bool(asked.append(tables))
+
+    def knows_none(_offset: int, _digest: bytes, tables: tuple[TableVersion, ...]) -> bool:
+        asked.append(tables)
+        return False
+
+    feed.replica.knows_tables = knows_none
     feed.apply(LOAD)
     assert [] == asked
     feed.apply(Claim(LOAD.leadership, ANCHOR, 1_000, 1_000_000), producer="a")
@@ -251,7 +257,7 @@ def test_the_memory_of_loaded_files_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=str,
 )
-def test_a_file_that_no_group_can_have_is_ignored(feed: Feed, wrong: dict[str, object]) -> None:
+def test_a_file_that_no_group_can_have_is_ignored(feed: Feed, wrong: dict[str, Any]) -> None:
     """Every replica refuses it by the record alone, also under its leader."""
     feed.apply(Claim(LOAD.leadership, ANCHOR, 1_000, 1_000_000), producer="a")
     assert [] == feed.apply(replace(LOAD, **wrong), producer="a", batch=1)

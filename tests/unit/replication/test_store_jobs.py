@@ -27,6 +27,7 @@ from headrace.consumers.replication.store_jobs import (
 from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreSettings, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
+from tests.unit.replication.synced_groups import OneTable
 from tests.unit.store.builders import CPU, DATABASE, Row, seal, write
 from tests.unit.store.foreign import foreign_files, load_of
 from tests.waiting import eventually
@@ -244,12 +245,17 @@ def test_loads_that_are_done_with_the_first_are_counted_and_no_more(
 ) -> None:
     """Hundreds of them have nothing to do: passed on to the urgent thread, and reported each, they took a second."""
     scene.seal()
-    for version, first in enumerate((10, 20, 30), 3):
-        (file,) = foreign_files([({"host": "a"}, first, {"busy": 1})], (1, first, first + 9))
+    for version, start in enumerate((10, 20, 30), 3):
+        (file,) = foreign_files([({"host": "a"}, start, {"busy": 1})], (1, start, start + 9))
         scene.queue.submit(scene.store.load(version, load_of(file, 2), CPU, DATABASE))
     reported = list[int]()
     report = StoreJobQueue._report
-    monkeypatch.setattr(StoreJobQueue, "_report", lambda queue, job: (reported.append(job.version), report(queue, job)))
+
+    def noted(queue: StoreJobQueue, job: StoreJob) -> None:
+        reported.append(job.version)
+        report(queue, job)
+
+    monkeypatch.setattr(StoreJobQueue, "_report", noted)
     assert [False, True, True, True] == [is_urgent() for is_urgent in scene.pool.are_urgent]
     seal, first, *others = scene.pool.steps
     assert seal() is None
@@ -267,7 +273,13 @@ def test_a_digest_of_files_that_change_meanwhile_is_of_no_version(
 ) -> None:
     """Members compare it at equal versions: a wrong one would condemn good data."""
     digests = scene.store.digests
-    monkeypatch.setattr(scene.store, "digests", lambda: (digests(), scene.seal())[0])
+
+    def before_a_seal() -> dict[str, str]:
+        found = digests()
+        scene.seal()
+        return found
+
+    monkeypatch.setattr(scene.store, "digests", before_a_seal)
     assert NO_CONTENT == scene.queue.content()
 
 
@@ -328,7 +340,7 @@ def test_a_merge_of_a_node_that_stops_ends_between_its_steps(
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
     """An empty group without its thread."""
-    store, tables = Store.open(tmp_path, "n1"), None
+    store, tables = Store.open(tmp_path, "n1"), OneTable()
     made = Group("n1", Founding(("n1",)), store, tables, ReplicationLimits(), lambda _group, _version: None, HeldPool())
     yield made
     made.stop()
@@ -353,7 +365,7 @@ def starting(tmp_path: Path) -> Iterator[Group]:
     """A group before its thread, with jobs on a thread of their own that try again at once."""
     store = Store.open(tmp_path, "n1")
     limits = ReplicationLimits(job_retry_s=0.01)
-    made = Group("n1", Founding(("n1",)), store, None, limits, lambda _group, _version: None)
+    made = Group("n1", Founding(("n1",)), store, OneTable(), limits, lambda _group, _version: None)
     yield made
     made.stop()
     store.close()

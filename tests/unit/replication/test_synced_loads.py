@@ -202,7 +202,6 @@ def loads_of(messages: list[Message]) -> tuple[list[int], dict[Ignored, int]]:
 
 def load_of(number: int, sender: str = "s1", group: str = "e1/1") -> Message:
     """The load of a file that was announced under a number."""
-    ranks = {"era": 1, "first_version": number, "last_version": number, "generation": 0}
     body = Load(
         leadership=LEADER,
         origin=sender,
@@ -211,7 +210,10 @@ def load_of(number: int, sender: str = "s1", group: str = "e1/1") -> Message:
         table="t",
         slice_number=0,
         bucket=0,
-        **ranks,
+        era=1,
+        first_version=number,
+        last_version=number,
+        generation=0,
         content_digest=number.to_bytes(16, "little"),
         rows=1,
         min_time_ns=1,

@@ -83,7 +83,7 @@ def test_no_error_ends_the_consuming_thread(
     """The thread opens its topics again: only a restart would bring it back otherwise."""
     owner, method = (MemoryReader, "poll") if call == "poll" else (MemoryLog, "reader")
     genuine, consumer = getattr(owner, method), nodes.running["n1"].log_consumer
-    raised = []
+    raised: list[Exception] = []
 
     def failing(*given: object, **named: object) -> object:
         if threading.current_thread() is consumer._thread and not raised:
