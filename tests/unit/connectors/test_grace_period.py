@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,9 @@ def test_a_topic_that_is_missing_for_a_moment_stops_no_group(
             log.store(topic, b"a stranger's bytes", None, format_headers())
             eventually(lambda: node.groups[topic].version > before, f"a record of {topic}")
 
+        def is_lost(topic: str) -> bool:
+            return node.groups[topic].health.holds(State.LOST)
+
         for topic in forward:
             applied_another(topic)
         log.hidden = set(hidden)
@@ -95,6 +99,6 @@ def test_a_topic_that_is_missing_for_a_moment_stops_no_group(
         monkeypatch.setattr(deadline, "GONE_AFTER_S", 0.5)
         log.hidden = set(hidden)
         for topic in hidden:
-            eventually(lambda topic=topic: node.groups[topic].health.holds(State.LOST), f"a group without {topic}")
+            eventually(partial(is_lost, topic), f"a group without {topic}")
     finally:
         node.stop()

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,13 @@ from headrace.connectors.files import (
 def calls(monkeypatch: Any) -> list[str]:
     """Names of the syncs and renames, in order."""
     made: list[str] = []
+
+    def noted(name: str, real: Callable[..., object], *arguments: object) -> object:
+        made.append(name)
+        return real(*arguments)
+
     for name in ("fsync", "rename"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *arguments, name=name, real=real: (made.append(name), real(*arguments))[1])
+        monkeypatch.setattr(os, name, partial(noted, name, getattr(os, name)))
     return made
 
 
@@ -75,9 +81,12 @@ class UnsyncedNames:
         self.fails_in = 0
         self._mkdir = Path.mkdir
         monkeypatch.setattr(os, "fsync", self._sync)
-        monkeypatch.setattr(
-            Path, "mkdir", lambda path, **named: (self._mkdir(path, **named), self.names.add(str(path)))
-        )
+
+        def mkdir(path: Path, **named: Any) -> None:
+            self._mkdir(path, **named)
+            self.names.add(str(path))
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
 
     def _sync(self, descriptor: int) -> None:
         self.fails_in -= 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats import templates
 from headrace.connectors.formats.csv_lines import parse_csv
-from headrace.connectors.formats.interface import FormatOptions, InvalidLine, ParseResult
+from headrace.connectors.formats.interface import FormatOptions, InvalidLine, ParseResult, RejectedLine
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import is_record, line_records, not_blank, parse_line_protocol
 from headrace.connectors.formats.line_scanner import scan_line
@@ -66,7 +66,7 @@ def _mutated(text: str, chance: random.Random, share: float) -> bytes:
 def _line_protocol(chance: random.Random) -> str:
     table = chance.choice(("cpu", "cpu", "m e m".replace(" ", "\\ ")))
     tags = chance.choice(("", ",host=a", ",host=h\\ 1,site=x", ",host=é", ',host=3"', ',host="', ',k"y=q"q'))
-    fields = [
+    fields: list[tuple[str, Callable[[], str]]] = [
         ("real", lambda: chance.choice(NUMBERS)),
         (
             "whole",
@@ -92,7 +92,7 @@ def _line_protocol(chance: random.Random) -> str:
 
 
 def _json(chance: random.Random) -> str:
-    members = [
+    members: list[tuple[str, Callable[[], str]]] = [
         ('"host"', lambda: chance.choice(('"a"', '"b, c"', '"q\\"x"', "5", "null", "true", '"\\u00e9"', '"é"'))),
         ('"real"', lambda: chance.choice((*NUMBERS, "null", "NaN", "-Infinity", '"text"'))),
         ('"whole"', lambda: chance.choice(("1", "-5", "9007199254740993", "9223372036854775808", "1.0", "1.5", "1e3"))),
@@ -151,7 +151,7 @@ def _inputs(line: Callable[[random.Random], str]) -> st.SearchStrategy[bytes]:
     return st.builds(build, st.integers(0, 1 << 40), st.sampled_from((0.0, 0.0, 0.02, 0.2)))
 
 
-def _plain(parsed: ParseResult) -> tuple[dict[str, list[str]], list[object], int]:
+def _plain(parsed: ParseResult) -> tuple[dict[str, list[str]], list[RejectedLine], int]:
     """A parse in a form that compares NaN, minus zero and types exactly."""
     tables = {name: [str(table.schema), *map(repr, table.to_pylist())] for name, table in parsed.tables.items()}
     return tables, parsed.rejections(), parsed.lines
@@ -223,9 +223,12 @@ def test_the_fast_path_is_taken(line: Callable[[random.Random], str], monkeypatc
     scanned: list[int] = []
     module = __import__(parse.__module__, fromlist=["_Parser"])
     original = module._Parser._scan
-    monkeypatch.setattr(
-        module._Parser, "_scan", lambda self, first, last: (scanned.append(first), original(self, first, last))
-    )
+
+    def noted(parser: object, first: int, last: int) -> object:
+        scanned.append(first)
+        return original(parser, first, last)
+
+    monkeypatch.setattr(module._Parser, "_scan", noted)
     tags = () if line is _line_protocol else ("host", "rack")
     parsed = parse(lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=tags), None)
     assert [] == scanned

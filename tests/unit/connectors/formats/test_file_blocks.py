@@ -42,7 +42,7 @@ def _file(name: str, chance: random.Random) -> bytes:
     return (header + "\n".join(chance.choice(LINES[name]) for _ in range(chance.randrange(40)))).encode()
 
 
-def _joined(blocks: list[Block]) -> tuple[dict[str, list[object]], list[object], int]:
+def _joined(blocks: list[Block]) -> tuple[dict[str, list[object]], list[tuple[int, str]], int]:
     rows: dict[str, list[object]] = {}
     for block in blocks:
         for name, table in block.parsed.tables.items():

@@ -167,7 +167,9 @@ def test_the_ends_of_a_buffer_are_read_safely(text: bytes) -> None:
 def test_cached_code_is_stale_when_anything_compiled_in_changes() -> None:
     """Numba checks only the kernel's file: a change in modules that it compiles in must change its stamp."""
     constants = repr((lines.BACKSLASH, lines.NEWLINE, lines.QUOTE, lines.WORD_BYTES))
-    source = "".join(Path(module.__file__).read_text() for module in (kernel_types, kernel_compiler, kernel_numbers))
+    source = "".join(
+        Path(str(module.__file__)).read_text() for module in (kernel_types, kernel_compiler, kernel_numbers)
+    )
     assert xxhash.xxh3_64_hexdigest((source + constants).encode()) == kernel.STAMP
 
 

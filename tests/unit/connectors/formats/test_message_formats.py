@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -22,7 +23,7 @@ SOURCES = ((("meta", "id"), "host"), (("ts",), "time"), (("v", "x"), "x"), (("s"
 MAPPED = FormatOptions(table="t", tags=("host",), sources=SOURCES)
 
 
-def parsed(form: str, messages: list[bytes | None], options: FormatOptions) -> ParseResult:
+def parsed(form: str, messages: Sequence[bytes | None], options: FormatOptions) -> ParseResult:
     """The readings of messages without timestamps."""
     return parse_messages(form, pa.array(messages, pa.binary()), None, options)
 

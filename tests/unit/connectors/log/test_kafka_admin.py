@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +60,7 @@ class Clients:
         self.tls_broken = False
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
-        monkeypatch.setattr(kafka_admin.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
     def _make(self, settings: Mapping[str, Any]) -> Numbered:
         self.made += 1
@@ -75,6 +76,12 @@ class Clients:
 def clients(monkeypatch: pytest.MonkeyPatch) -> Clients:
     """No client was created yet."""
     return Clients(monkeypatch)
+
+
+def number_of(client: object) -> int:
+    """A request that a client answers with its number."""
+    assert isinstance(client, Numbered)
+    return int(client)
 
 
 def failing(code: int, *numbers: int) -> Callable[[Any], Any]:
@@ -94,7 +101,7 @@ def test_only_a_new_client_may_report_a_missing_topic(clients: Clients) -> None:
     The next client finds an existing topic at once.
     """
     admin = KafkaAdmin({}, "here")
-    assert admin.call("t", lambda client: client) == 1
+    assert admin.call("t", number_of) == 1
     clients.now_s += CLIENT_FRESH_S
     assert admin.call("t", failing(KafkaError.UNKNOWN_TOPIC_OR_PART, 1)) == 2
     clients.now_s += CLIENT_FRESH_S
@@ -207,11 +214,11 @@ def test_a_client_that_hangs_is_replaced_and_blocks_no_other_call(clients: Clien
     thread = threading.Thread(target=hanging)
     thread.start()
     assert in_use.wait(60.0)
-    assert admin.call("t", lambda client: client) == 1
+    assert admin.call("t", number_of) == 1
     answer.set()
     thread.join(60.0)
     assert not thread.is_alive()
-    assert admin.call("t", lambda client: client) == 2
+    assert admin.call("t", number_of) == 2
     assert clients.made == 2
 
 
@@ -219,21 +226,21 @@ def test_a_client_is_closed_once_and_only_when_it_is_idle(clients: Clients) -> N
     """Failed or closed, a client ends with its last request; until then no other thread may free it."""
     admin = KafkaAdmin({}, "here")
 
-    def close_while_in_use(client: int) -> int:
+    def close_while_in_use(client: object) -> int:
         admin.close()
         assert clients.ended == []
-        return client
+        return number_of(client)
 
     assert admin.call("t", close_while_in_use) == 1
     eventually(lambda: clients.ended == [1], "the end of a client that was closed while in use")
     admin = KafkaAdmin({}, "here")
-    assert admin.call("t", lambda client: client) == 2
+    assert admin.call("t", number_of) == 2
     clients.now_s += CLIENT_FRESH_S
     assert admin.call("t", failing(KafkaError._TRANSPORT, 1)) == 2
     with pytest.raises(LogUnavailable):
         admin.call("t", failing(KafkaError._TRANSPORT, 2))
     eventually(lambda: clients.ended == [1, 2], "the end of a client that failed")
-    assert admin.call("t", lambda client: client) == 3
+    assert admin.call("t", number_of) == 3
     admin.close()
     admin.close()
     assert clients.ended == [1, 2, 3]
@@ -242,9 +249,9 @@ def test_a_client_is_closed_once_and_only_when_it_is_idle(clients: Clients) -> N
 def test_a_call_after_close_has_a_client_that_ends_with_its_answer(clients: Clients) -> None:
     """A late thread of a stopping node still gets its answer, and leaves no client open."""
     admin = KafkaAdmin({}, "somewhere")
-    assert admin.call("t", int) == 1
+    assert admin.call("t", number_of) == 1
     admin.close()
-    assert [admin.call("t", int), admin.call("t", int)] == [2, 3]
+    assert [admin.call("t", number_of), admin.call("t", number_of)] == [2, 3]
     eventually(lambda: sorted(clients.ended) == [1, 2, 3], "the end of all clients")
 
 

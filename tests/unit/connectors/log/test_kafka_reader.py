@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.connectors.log import kafka
 from headrace.connectors.log.kafka import KafkaReader
@@ -14,7 +16,7 @@ from headrace.connectors.log.kafka_settings import consumer_settings
 from headrace.connectors.log.port import AccessDenied, LogUnavailable, RecordUndeliverable
 
 
-class Recorded:
+class Recorded(Message):
     """A message as a consumer returns it; one with an error is no record."""
 
     def __init__(self, topic: str, offset: int, code: int | None = None, *, fatal: bool = False) -> None:
@@ -54,11 +56,11 @@ class Recorded:
         return
 
 
-class Consumer:
+class Consumer(confluent_kafka.Consumer):
     """Returns the given messages, and records every call."""
 
     def __init__(self, messages: Sequence[Recorded] = ()) -> None:
-        self.messages = list(messages)
+        self.messages: list[Message] = list(messages)
         self.assigned: dict[str, int] = {}
         self.paused: set[str] = set()
         self.closed = False
@@ -88,15 +90,15 @@ class Consumer:
         """Nothing."""
         self._fail("seek")
 
-    def poll(self, timeout_s: float) -> Recorded | None:
+    def poll(self, timeout: float = -1) -> Message | None:
         """The next message."""
         self._fail("poll")
         return self.messages.pop(0) if self.messages else None
 
-    def consume(self, count: int, timeout_s: float) -> list[Recorded]:
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """The messages behind it."""
         self._fail("consume")
-        more, self.messages = self.messages[:count], self.messages[count:]
+        more, self.messages = self.messages[:num_messages], self.messages[num_messages:]
         return more
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ def test_a_stalled_consumer_is_replaced_at_its_position() -> None:
 def test_records_that_have_just_come_are_no_stall() -> None:
     """A topic may be idle for hours: a check that finds its first new record would take the consumer for stalled."""
     only, end = Consumer(), [4]
-    reader = KafkaReader(lambda: only, {"a": 4}, lambda _topic: end[0])  # type: ignore[arg-type,return-value]
+    reader = KafkaReader(lambda: only, {"a": 4}, lambda _topic: end[0])
     assert [[], []] == [reader.poll(10, 0) for _ in range(2)]
     end[0], only.messages = 5, [Recorded("a", 4)]
     assert [4] == [record.offset for record in reader.poll(10, 0)]
@@ -147,7 +149,7 @@ def test_a_consumer_at_the_end_or_without_kafka_is_not_replaced(end: int) -> Non
 def test_each_consumer_in_a_row_gets_twice_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow connection succeeds in the end; after a message the timeout is the first one again."""
     now = [0.0]
-    monkeypatch.setattr(kafka.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(kafka, "STALL_TIMEOUT_S", 5.0)
     made: list[Consumer] = []
 
