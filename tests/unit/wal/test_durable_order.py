@@ -401,7 +401,7 @@ def test_failing_checkpoints_leave_no_journals_behind() -> None:
 
 def test_automatic_checkpoints_write_no_more_than_updates() -> None:
     """A large state is not written again for every few bytes, and a failed attempt is not repeated at once."""
-    maintenance = Maintenance(lambda: None, None, 100, None)  # type: ignore[arg-type,return-value]
+    maintenance = Maintenance(lambda: None, None, 100, None)  # type: ignore[arg-type]
     assert maintenance.checkpoint_is_due(100)
     maintenance.checkpoint_made(100, snapshot_bytes=1_000)
     assert not maintenance.checkpoint_is_due(1_099)

@@ -131,7 +131,7 @@ def test_journals_cut_at_every_byte(sync: bool) -> None:
     """A journal that ends early gives a prefix, unless another frame records the missing transactions as durable."""
     disk = SimulatedDisk()
     states, durable = write_history(disk, sync)
-    outcomes, headless = set(), set()
+    outcomes, headless = set[str](), set[str]()
     for name in files_of(disk, "journal"):
         header_end = header_end_of(disk, name)
         for end in range(len(disk.content(name))):
@@ -148,7 +148,7 @@ def test_journals_zeroed_from_every_byte(sync: bool) -> None:
     """A journal that ends in zeros is treated like one that ends early."""
     disk = SimulatedDisk()
     states, durable = write_history(disk, sync)
-    outcomes, headless = set(), set()
+    outcomes, headless = set[str](), set[str]()
     for name in files_of(disk, "journal"):
         size, header_end = len(disk.content(name)), header_end_of(disk, name)
         for end in range(size):

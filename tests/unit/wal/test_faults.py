@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from headrace.consumers.wal import (
     UpdateFailed,
     WriteAheadLog,
 )
+from headrace.consumers.wal.commit import GroupCommit
+from headrace.consumers.wal.log_writer import LogWriter
 from headrace.schemas.errors import StateUnknown
 from tests.unit.wal.disk import Crash, SimulatedDisk
 
@@ -37,6 +40,13 @@ def opened(directory: Path, files: FileLayer | None = None, serde: Any = None, *
     log = WriteAheadLog(directory, serde or BytesSerde(), files=files, **{**quiet, **settings})
     log.recover()
     return log
+
+
+def parts_of(log: WriteAheadLog) -> tuple[LogWriter, GroupCommit]:
+    """What writes the frames of an open log, and what syncs them."""
+    assert log._writer is not None
+    assert log._commit is not None
+    return log._writer, log._commit
 
 
 def recovered(directory: Path, files: FileLayer | None = None) -> dict[bytes, bytes]:
@@ -394,10 +404,10 @@ def test_a_failed_sync_fails_its_whole_group(tmp_path: Path, monkeypatch: Any) -
             outcomes.append(type(error))
 
     def release() -> None:
-        wait_until(lambda: len(log._commit._waiting) == 4)
+        wait_until(lambda: len(parts_of(log)[1]._waiting) == 4)
         gate.set()
 
-    run_threads([release, *(lambda caller=caller: work(caller) for caller in range(5))])  # type: ignore[misc]
+    run_threads([release, *(partial(work, caller) for caller in range(5))])
     assert {DurabilityUnknown: 1, LogFailed: 4} == {kind: outcomes.count(kind) for kind in outcomes}
     monkeypatch.undo()
     log.checkpoint()
@@ -417,12 +427,13 @@ def test_a_caller_between_write_and_sync_gets_an_earlier_failure(tmp_path: Path)
         except DurabilityUnknown as error:
             outcome.append(("unknown", error.transaction))
 
-    with log._commit._lock:
+    writer, commit = parts_of(log)
+    with commit._lock:
         thread = threading.Thread(target=work)
         thread.start()
         wait_until(lambda: log.last_transaction == 2)
-        with log._writer.lock:
-            log._writer.fail("injected")
+        with writer.lock:
+            writer.fail("injected")
         log.checkpoint()
         assert 3 == log.update([Put((b"later", b"2"))])
     thread.join(60)
@@ -450,12 +461,13 @@ def test_one_bad_write_in_a_group_fails_one_caller(tmp_path: Path) -> None:
         except UpdateFailed as error:
             results[caller] = error.errno
 
-    log._commit.sync_lock.acquire()
+    _, commit = parts_of(log)
+    commit.sync_lock.acquire()
     threads = [threading.Thread(target=work, args=(caller,)) for caller in range(5)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(log._commit._waiting) == 5)
-    log._commit.sync_lock.release()
+    wait_until(lambda: len(commit._waiting) == 5)
+    commit.sync_lock.release()
     for thread in threads:
         thread.join(60)
     assert errno.ENOSPC == results.pop(3)
@@ -497,8 +509,9 @@ def test_unsynced_updates_become_durable_within_the_interval(tmp_path: Path) -> 
 
 def test_checkpoints_happen_by_size_and_by_age(tmp_path: Path) -> None:
     """After so many bytes, or when changes are old enough, a snapshot is written without a call."""
-    for name, settings in {"size": {"checkpoint_bytes": 50_000}, "age": {"checkpoint_age_ms": 10}}.items():
-        log = opened(tmp_path / name, **settings)
+    by_size, by_age = partial(opened, checkpoint_bytes=50_000), partial(opened, checkpoint_age_ms=10)
+    for name, opening in {"size": by_size, "age": by_age}.items():
+        log = opening(tmp_path / name)
         for index in range(10):
             log.update([Put((b"%d" % index, bytes(6_000)))])
         wait_until((tmp_path / name / "snapshot").exists)

@@ -228,6 +228,7 @@ class LogMachine(RuleBasedStateMachine):
         again = self.disk.sizes()
         assert set(sizes) == set(again)
         assert all(again[name] <= size for name, size in sizes.items())
+        assert self.log.report is not None
         assert () == self.log.report.dropped
 
     def now(self) -> State:
