@@ -10,8 +10,8 @@ import pytest
 
 from headrace.consumers.migration.peer_cut import PeerCut
 from tests.memory_directory import tmp_path
-from tests.unit.migration.moves import GAINED, HOUR_NS, Moves, random_rows, slot_of_row
-from tests.unit.store.builders import Row
+from tests.unit.migration.moves import GAINED, Moves, random_rows, slot_of_row
+from tests.unit.store.builders import HOUR_NS, Row
 
 __all__ = ["STAYING", "moves", "one_by_one", "tmp_path", "unchanged_moves"]
 

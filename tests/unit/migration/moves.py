@@ -248,7 +248,7 @@ class Moves:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.state = MembershipState(records=1, table=TABLE, changes=1, change=CHANGE)
-        self.logs: dict[str, list[tuple[bytes, list[tuple[bytes, Any]] | Any]]] = {}
+        self.logs: dict[str, list[tuple[bytes, list[tuple[str, bytes]]]]] = {}
         self.leaders: dict[str, Leadership] = {}
         self.reports: list[SlotDone] = []
         self.replaced: list[tuple[str, str, frozenset[str]]] = []

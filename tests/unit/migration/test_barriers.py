@@ -75,7 +75,7 @@ def test_every_group_of_the_old_table_gets_both_phases() -> None:
             assert due(log, each.group, views[each.group]) is None
     assert set(views) == {"n1", "n2", "n3", "n4"}
     log.formal()
-    moved = {}
+    moved: dict[int, str] = {}
     for each in change.groups():
         if each.before:
             second = due(log, each.group, views[each.group])
@@ -110,7 +110,7 @@ def test_a_group_that_ends_keeps_its_members_and_gives_up_every_slot() -> None:
     assert {(to.key.group, slot) for to in last.moves for slot in to.slots} == {
         (log.table.holder(slot), slot) for slot in slots
     }
-    gains = {}
+    gains: dict[int, str] = {}
     for group in log.table.headers:
         each = due(log, group, read(born(log, group), _pre_of(log, group)))
         assert each is not None

@@ -13,7 +13,7 @@ from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.migration import peer_cut
 from headrace.consumers.migration.peer_cut import PeerCut
 from headrace.consumers.migration.slot_pull import donors_of, moved_pairs
-from headrace.consumers.recovery.file_copy import SourceFailed
+from headrace.consumers.recovery.file_copy import SourceFailed, complete_file
 from headrace.consumers.store import StoreFull
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Seal
@@ -176,11 +176,10 @@ def test_copies_survive_a_restart_in_between(first_phase: Moves, monkeypatch: py
     first_phase.nodes["n4"].restart(TARGET, first_phase.founding)
     assert early == staged(first_phase, "n4")
     fetched: list[str] = []
-    whole = peer_cut.complete_file
 
     def noted(read: Any, file: Any, *arguments: Any) -> None:
         fetched.append(Path(file.path).stem)
-        whole(read, file, *arguments)
+        complete_file(read, file, *arguments)
 
     monkeypatch.setattr(peer_cut, "complete_file", noted)
     first_phase.turns(count=10)

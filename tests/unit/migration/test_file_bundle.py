@@ -29,7 +29,8 @@ from headrace.consumers.store import SegmentEntry
 from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import TARGET, Moves, topic_of
 from tests.unit.migration.test_cut_service import DONOR, NoObserver, answer
-from tests.unit.migration.test_puller import corrupt, donor_file, finished
+from tests.unit.migration.test_puller import donor_file, finished
+from tests.unit.nodes import corrupt
 
 FILES = st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.binary(max_size=40), st.binary(max_size=99)))
 
@@ -118,9 +119,9 @@ def test_files_that_are_staged_are_not_asked_for_again(moves: Moves, monkeypatch
     monkeypatch.setattr(PeerCut, "stage_together", noted)
     monkeypatch.setattr(PeerCut, "stage", noted_alone)
     node = moves.nodes["n4"]
-    node.append_loads = lambda _topic, _loads: None  # type: ignore[method-assign]
-    moves.turns("n4", count=4)
-    del node.append_loads
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "append_loads", lambda _topic, _loads: None)
+        moves.turns("n4", count=4)
     node.clock.now_s += READ_BACK_TIMEOUT_S
     moves.hand_over()
     moves.turns(count=6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -84,11 +85,11 @@ def test_every_state_of_a_pull_has_every_row(moves: Moves) -> None:
     finished(moves)
 
 
-def test_files_that_do_not_come_keep_no_query_waiting(moves: Moves) -> None:
+def test_files_that_do_not_come_keep_no_query_waiting(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk of the new holder is full: some files are attached, and the donors have all of them."""
     moves.hand_over()
     node = moves.nodes["n4"]
-    keep_away(node)
+    keep_away(node, monkeypatch)
     moves.turns("n4", count=4)
     assert PullState.FETCHING in {pull.decision.state for pull in node.puller._pulls.values()}
     assert node.target.store.segments()
@@ -232,9 +233,9 @@ def test_a_scan_gets_what_it_asks_for(moves: Moves) -> None:
     moves.turns("n4", count=1)
     rows = [row for row in moves.moved_rows("cpu") if row[0]["host"] == "h2" and HOUR_NS <= row[1] < 9 * HOUR_NS]
     assert rows
-    conditions = {"tags": {"host": ("h2",)}, "start_ns": HOUR_NS, "end_ns": 9 * HOUR_NS}
-    assert expected(rows) == answer_of(node, "cpu", **conditions)
-    former = former_of(node, "cpu", ScanRequest(frozenset({"host"}), **conditions))
+    asked = ScanRequest(frozenset({"host"}), HOUR_NS, 9 * HOUR_NS, {"host": ("h2",)})
+    assert expected(rows) == answer_of(node, "cpu", tags=asked.tags, start_ns=asked.start_ns, end_ns=asked.end_ns)
+    former = former_of(node, "cpu", asked)
     assert {(SERIES_COLUMN, TIME_COLUMN)} == {tuple(each.rows.schema.names) for each in former.batches}
     assert len(rows) <= sum(len(each.rows) for each in former.batches) < 3 * len(rows)
 
@@ -319,7 +320,7 @@ def test_a_donor_that_is_behind_is_asked_again(tmp_path: Path, monkeypatch: pyte
         # Each donor is asked by a thread of its own: the length of a list could be seen as 3 by the two first ones.
         pauses = count(1)
 
-        sleep = former_holders.time.sleep
+        sleep = time.sleep
 
         def cut_meanwhile(seconds: float) -> None:
             if next(pauses) == 2:
@@ -327,7 +328,7 @@ def test_a_donor_that_is_behind_is_asked_again(tmp_path: Path, monkeypatch: pyte
             sleep(seconds)
 
         monkeypatch.setattr(former_holders, "ANSWER_TIMEOUT_S", 20.0)
-        monkeypatch.setattr(former_holders.time, "sleep", cut_meanwhile)
+        monkeypatch.setattr(time, "sleep", cut_meanwhile)
         made_rows = expected(made.moved_rows("cpu"))
         assert made_rows == answer_of(node, "cpu")
     finally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from headrace.connectors.files import PARTIAL_SUFFIX
-from headrace.consumers.migration.cut_source import PresentFiles
+from headrace.consumers.migration.cut_source import CutSource, PresentFiles
 from headrace.consumers.migration.file_puller import RETRY_S, FilePuller
 from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.migration.wanted_file import WantedFile
@@ -50,23 +49,30 @@ def test_a_puller_whose_donors_are_offline_waits(moves: Moves) -> None:
         each.leave()
     puller = SlotPuller(node, LIMITS, ThreadPoolExecutor(4))
     turn = puller.turn
-    puller._task._run_once = lambda: (turns.append(None), turn())[0]
+
+    def noted() -> None:
+        turns.append(None)
+        turn()
+
+    puller._task._run_once = noted
     puller.start()
     puller._task.stopping.wait(1.0)
     puller.stop()
     assert 2 <= len(turns) <= 40
 
 
-def test_a_file_that_cannot_be_copied_ahead_for_any_reason_is_tried_once(moves: Moves) -> None:
+def test_a_file_that_cannot_be_copied_ahead_for_any_reason_is_tried_once(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Left, it would keep the group from its report of the first phase, for as long as the fault lasts."""
     node, donor = moves.nodes["n3"], GroupKey("n2", 1)
     entry = moves.nodes["n2"].groups[topic_of(donor)].store.segments()[0]
     file = WantedFile(topic_of(TARGET), node.target, entry, (("n2", donor),), ahead=True)
 
-    def broken(*_arguments: object) -> Any:
+    def broken(_node: str, _key: GroupKey) -> CutSource | None:
         raise ZeroDivisionError("a fault that nobody foresees")
 
-    node.source = broken  # type: ignore[method-assign]
+    monkeypatch.setattr(node, "source", broken)
     files = FilePuller(node, InlineExecutor(), 2, node.puller.rate, node.clock)
     files.begin_ahead(CHANGE.number)
     files.want([file])

@@ -171,10 +171,13 @@ def test_a_pull_continues_after_a_kill_at_any_step(moves: Moves, monkeypatch: py
         if left[0] == 0:
             raise Killed
 
-    rename, link, unlink = os.rename, os.link, os.unlink
-    monkeypatch.setattr(os, "rename", lambda *paths: (step(), rename(*paths), step()))
-    monkeypatch.setattr(os, "link", lambda *paths, **rest: (step(), link(*paths, **rest), step()))
-    monkeypatch.setattr(os, "unlink", lambda *paths, **rest: (step(), unlink(*paths, **rest), step()))
+    def with_steps(call: Callable[..., None], *paths: Any, **rest: Any) -> None:
+        step()
+        call(*paths, **rest)
+        step()
+
+    for call in (os.rename, os.link, os.unlink):
+        monkeypatch.setattr(os, call.__name__, partial(with_steps, call))
     moves.on_step = step
     moves.hand_over()
     moves.lead(TARGET, leader)
@@ -464,7 +467,7 @@ def test_a_member_that_has_carried_out_a_load_knows_that_its_file_is_merged(move
 
 def test_a_file_that_a_member_has_merged_is_not_waited_for(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other files are copied at once, and the member is asked by the version of the load in their own log."""
-    asked: list[object] = []
+    asked: list[tuple[int, int]] = []
 
     def refuse(_source: PeerCut, entry: SegmentEntry, _staging: Path, _observer: object, loaded: int) -> None:
         asked.append((entry.loaded_version, loaded))
@@ -474,13 +477,13 @@ def test_a_file_that_a_member_has_merged_is_not_waited_for(moves: Moves, monkeyp
     n4 = moves.nodes["n4"]
     moves.turns("n4", count=4)
     assert [] == moves.replaced
-    assert any(loaded == 0 for _, loaded in asked)  # type: ignore[misc]
+    assert any(loaded == 0 for _, loaded in asked)
     asked.clear()
     moves.state = MembershipState(records=2, table=TABLE)
     moves.turns("n4", count=2)
     assert n4.target.store.awaited()
     assert {(topic_of(TARGET), frozenset({"n3"}))} == {(topic, trusted) for topic, _, trusted in moves.replaced}
-    assert all(version == loaded > 0 for version, loaded in asked)  # type: ignore[misc]
+    assert all(version == loaded > 0 for version, loaded in asked)
 
 
 def test_a_member_that_leaves_the_group_fetches_nothing(moves: Moves) -> None:
@@ -542,13 +545,14 @@ def test_the_rate_limit_holds_for_all_fetches_together() -> None:
     clock.now_s += 100.0
     rate.received(3_000)
     assert 113.0 == pytest.approx(clock.now_s - begun_s)
-    assert (13_000, 300.0) == (rate.received_bytes, pytest.approx(rate.per_second))
+    assert 13_000 == rate.received_bytes
+    assert 300.0 == pytest.approx(rate.per_second)
     pause.stopped = True
     with pytest.raises(TransferStopped):
         rate.received(1)
 
 
-def test_the_rate_of_a_change_holds_beside_that_of_the_node(moves: Moves) -> None:
+def test_the_rate_of_a_change_holds_beside_that_of_the_node(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lower one of both, as long as the change runs."""
     clock = ManualClock()
     rate = PullRate(1_000, CountedPause(clock), clock)
@@ -559,7 +563,7 @@ def test_the_rate_of_a_change_holds_beside_that_of_the_node(moves: Moves) -> Non
         assert seconds == pytest.approx(clock.now_s - begun_s)
     node = moves.nodes["n4"]
     limits: list[int] = []
-    node.puller.rate.limit = limits.append  # type: ignore[method-assign]
+    monkeypatch.setattr(node.puller.rate, "limit", limits.append)
     moves.state = replace(moves.state, change=replace(CHANGE, rate=1_234))
     moves.turns("n4", count=1)
     moves.state = MembershipState(records=2, table=TABLE)
