@@ -41,9 +41,11 @@ TAGS = st.dictionaries(
 DELETES = st.lists(
     st.tuples(st.integers(1, 8), st.integers(1, 2), TAGS, st.none() | TIMES, st.none() | TIMES), max_size=12
 )
+GivenRow = tuple[str, str, int]
+GivenDelete = tuple[int, int, dict[str, tuple[str, ...]], int | None, int | None]
 
 
-def set_of(deletes: list[tuple[int, int, dict[str, tuple[str, ...]], int | None, int | None]]) -> TombstoneSet:
+def set_of(deletes: list[GivenDelete]) -> TombstoneSet:
     """The set of generated deletes."""
     return TombstoneSet(
         tombstone(version, era, ("plant", "cpu"), tags, start, end) for version, era, tags, start, end in deletes
@@ -62,7 +64,9 @@ def deletes_row(each: Tombstone, rank: tuple[int, int], host: str, rack: str, at
 
 
 @given(batches=BATCHES, deletes=DELETES)
-def test_rows_that_no_tombstone_deletes_stay(batches: list, deletes: list) -> None:
+def test_rows_that_no_tombstone_deletes_stay(
+    batches: list[tuple[int, list[GivenRow]]], deletes: list[GivenDelete]
+) -> None:
     """Batches keep exactly the rows that no tombstone of higher rank matches, in their order."""
     tombstones = set_of(deletes)
     live = [
@@ -84,7 +88,9 @@ RANKS = st.lists(
 
 
 @given(rows=ROWS, ranks=RANKS, deletes=DELETES)
-def test_last_rows_are_removed_or_stale(rows: list, ranks: list[tuple[int, int, int]], deletes: list) -> None:
+def test_last_rows_are_removed_or_stale(
+    rows: list[GivenRow], ranks: list[tuple[int, int, int]], deletes: list[GivenDelete]
+) -> None:
     """A last row under a tombstone without start, of the highest era, is removed; under any other it is stale.
 
     A tombstone of an era before the group held the slot of the row changes nothing, nor does a second time.
@@ -112,18 +118,27 @@ FILES = st.lists(
 )
 
 
+def times_of(each: Tombstone) -> tuple[int, int]:
+    """The times of a tombstone that has both."""
+    assert each.start_ns is not None
+    assert each.end_ns is not None
+    return each.start_ns, each.end_ns
+
+
 @given(FILES, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), SLOTS, TIMES, TIMES), max_size=8))
-def test_a_file_awaits_the_deletes_that_may_concern_it(files: list, deletes: list) -> None:
+def test_a_file_awaits_the_deletes_that_may_concern_it(
+    files: list[tuple[int, int, int, int, int]], deletes: list[tuple[int, int, tuple[int, ...], int, int]]
+) -> None:
     """By rank, times and slot of the file, whatever other deletes there are; one that is applied is not applied again."""
     found = [
         replace(Tombstone("d", "t", era, at, (), start, end), place=at if slots else 0, slots=slots, slots_total=4)
         for at, era, slots, start, end in deletes
     ]
     several = TombstoneSet(found)
-    for slice_number, bucket, start, length, cleaned in files:
+    for number, (slice_number, bucket, start, length, cleaned) in enumerate(files):
         last = 2 * bucket
         entry = SegmentEntry(
-            "x",
+            f"file {number}",
             "d",
             "t",
             slice_number,
@@ -148,12 +163,15 @@ def test_a_file_awaits_the_deletes_that_may_concern_it(files: list, deletes: lis
             if each.came_at > cleaned
             and (not each.slots or slot in each.slots)
             and (each.era, each.version) > (slice_number, last)
-            and each.start_ns <= start + length
-            and max(each.end_ns - 1, EARLIEST) >= start
+            and times_of(each)[0] <= start + length
+            and max(times_of(each)[1] - 1, EARLIEST) >= start
         ]
         # The second time it is remembered.
         assert want == list(several.unapplied(entry)) == list(several.unapplied(entry))
         assert want == list(several.select(several.unapplied_mask(entry)))
+        # A merge gives the name again, with all of them applied.
+        newest = max((each.came_at for each in found), default=0)
+        assert [] == list(several.unapplied(replace(entry, cleaned_version=newest)))
 
 
 def test_slots_are_kept_once_for_all_that_came_together() -> None:
