@@ -50,6 +50,13 @@ def seal(store: Store, version: int, state: bytes = b"", era: int = 1) -> None:
     store.freeze(version, era, state).run()
 
 
+def drop(store: Store, version: int, before_ns: int, era: int = 1) -> None:
+    """Drop the slices of the table of CPU that end by then, and run the job."""
+    job = store.drop(version, era, CPU.database, CPU.table, before_ns)
+    assert job is not None
+    job.run()
+
+
 def comparable(value: Any) -> Any:
     """A comparable value: floats become text, so that NaN equals itself and -0.0 differs from 0.0."""
     return repr(value) if isinstance(value, float) else value

@@ -11,6 +11,7 @@ import pytest
 from headrace.consumers.store import Store, StoreDamaged
 from headrace.consumers.store import store as store_module
 from headrace.consumers.store.index import Index, IndexChanges
+from headrace.consumers.store.scan import read_table
 from headrace.consumers.store.store_view import StoreView
 from tests.unit.store.builders import HOUR_NS, Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -32,12 +33,12 @@ def uncached(home: Path) -> Iterator[Store]:
 
 def between_view_and_runs(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Run `work` once, in a scan that has its view and has read nothing yet."""
-    read, waiting = store_module.read_table, [work]
+    waiting = [work]
 
     def read_later(*arguments: Any, **options: Any) -> Any:
         while waiting:
             waiting.pop()()
-        return read(*arguments, **options)
+        return read_table(*arguments, **options)
 
     monkeypatch.setattr(store_module, "read_table", read_later)
 

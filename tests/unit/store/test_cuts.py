@@ -16,7 +16,7 @@ from headrace.consumers.store.cut import Cut, CutFile
 from headrace.consumers.store.seal_job import SealJob
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.store_job import StoreJob
-from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, seal, write
+from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, drop, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import LEADER, foreign_files, load_of, slots_of_slices, stage_export
 from tests.unit.store.test_deletes import last
@@ -240,7 +240,7 @@ def test_what_is_held_does_not_change_until_it_is_released(store: Store) -> None
         job.run()
     job.cancel()
     store.delete(8, 1, "plant", "cpu", {})
-    store.drop(9, 1, "plant", "cpu", 2 * HOUR_NS).run()  # type: ignore[union-attr]
+    drop(store, 9, 2 * HOUR_NS)
     seal(store, 10)
     assert cut == store.cut(6, MOVED)
     assert {4, 5} >= {each.version for file in cut.files for each in file.deletes}

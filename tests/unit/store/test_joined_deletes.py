@@ -65,7 +65,7 @@ def test_it_is_kept_once(store: Store, home: Path, monkeypatch: pytest.MonkeyPat
     delete(store, 4, (2, 50), slots_of_slices(1, 2))
     delete(store, 5, (2, 60), slots_of_slices(3))
     of_fifty, of_sixty = tombstones(store)
-    assert (50, 4, slots_of_slices(0, 1, 2).numbers) == (of_fifty.version, of_fifty.came_at, {*of_fifty.slots})
+    assert (50, 4, slots_of_slices(0, 1, 2).numbers) == (of_fifty.version, of_fifty.came_at, frozenset(of_fifty.slots))
     assert {1: 3, 4: 6} == {place: of_fifty.places.count(place) for place in of_fifty.places}
     seal(store, 6)
     store.close()
@@ -174,7 +174,7 @@ def test_what_is_forgotten_does_not_depend_on_when_a_seal_ends(store: Store, mon
     delete(store, 4, (2, 50), slots_of_slices(1))
     sealing.run()
     assert [(50, 4, slots_of_slices(1).numbers), (60, 2, slots_of_slices(0).numbers)] == [
-        (each.version, each.came_at, {*each.slots}) for each in tombstones(store)
+        (each.version, each.came_at, frozenset(each.slots)) for each in tombstones(store)
     ]
     hand(store, 5, (2, 40), row(1, 1))
     assert {} == contents(store)

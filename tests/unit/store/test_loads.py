@@ -28,9 +28,11 @@ from headrace.consumers.store import (
 from headrace.consumers.store.index import Index, IndexChanges
 from headrace.consumers.store.last_rows import LastRanks, last_batch, merge_last
 from headrace.consumers.store.segment import EncodedSegment
+from headrace.consumers.store.segment_files import file_digest
+from headrace.consumers.store.segment_reader import read_rows
 from headrace.schemas.messages import CarriedDelete
 from headrace.schemas.tables import FieldType
-from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, seal, write
+from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, drop, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 from tests.unit.store.foreign import foreign_files, load_of, stage
 from tests.unit.store.test_deletes import last
@@ -99,9 +101,12 @@ def test_loads_that_wait_together_are_one_commit(store: Store, reopened: Any, mo
     jobs.append(store.load(7, load_of(files[4], SINCE), CPU, DATABASE))
     commits: list[IndexChanges] = []
     commit = Index.commit
-    monkeypatch.setattr(
-        Index, "commit", lambda index, changes, *more: (commits.append(changes), commit(index, changes, *more))
-    )
+
+    def noted(index: Index, changes: IndexChanges, *more: Any) -> None:
+        commits.append(changes)
+        commit(index, changes, *more)
+
+    monkeypatch.setattr(Index, "commit", noted)
     jobs[0].run()
     assert (1, 4, 2) == (len(commits), store.loaded_version, store.pending_jobs())
     for job in jobs[1:3]:
@@ -127,8 +132,12 @@ def test_of_files_that_come_together_the_newest_alone_is_read(store: Store, monk
         for number, (each, schema) in enumerate(zip(rows, schemas, strict=True), 1)
     ]
     read = list[Path]()
-    real = last_rows.read_rows
-    monkeypatch.setattr(last_rows, "read_rows", lambda path, *more: (read.append(path), real(path, *more))[1])
+
+    def noted(path: Path, *more: Any) -> pa.RecordBatch:
+        read.append(path)
+        return read_rows(path, *more)
+
+    monkeypatch.setattr(last_rows, "read_rows", noted)
     for file in files:
         stage(store, file)
     jobs = [
@@ -150,14 +159,18 @@ def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypat
     wrong, _ = stage(store, files[1])
     wrong.write_bytes(wrong.read_bytes()[:4] + b"\xff" + wrong.read_bytes()[5:])
     commits, read = [0], list[Path]()
-    commit, digest = Index.commit, staged_file.file_digest
+    commit = Index.commit
 
     def counted(index: Index, *given: Any) -> None:
         commits[0] += 1
         commit(index, *given)
 
+    def noted(path: Path) -> str:
+        read.append(path)
+        return file_digest(path)
+
     monkeypatch.setattr(Index, "commit", counted)
-    monkeypatch.setattr(staged_file, "file_digest", lambda path: (read.append(path), digest(path))[1])
+    monkeypatch.setattr(staged_file, "file_digest", noted)
     digests = [file.entry.content_digest for file in files]
     with pytest.raises(StagedFileInvalid) as caught:
         store.attach(*digests, verified={digests[0]})
@@ -232,7 +245,7 @@ def test_a_staged_file_that_is_swept_at_this_moment_is_awaited(
         store.clear_staging()
 
     if moment == "listed":
-        monkeypatch.setattr(staged_file.os, "listdir", swept)
+        monkeypatch.setattr(os, "listdir", swept)
     else:
         monkeypatch.setattr(staged_file.StagedFile, "compare", compared)
     load(store, 1, file)
@@ -352,13 +365,13 @@ def test_a_drop_that_is_read_again_keeps_what_was_loaded_after_it(store: Store, 
     """The replica that did not crash has kept it too."""
     write(store, 1, [row(1, 1, {"host": "z"})])
     seal(store, 2)
-    store.drop(3, 9, "plant", "cpu", HOUR_NS).run()  # type: ignore[union-attr]
+    drop(store, 3, HOUR_NS, 9)
     file = one_file(row(1, 1))
     stage(store, file)
     load(store, 4, file)
     digests = store.digests()
     store = reopened()
-    store.drop(3, 9, "plant", "cpu", HOUR_NS).run()  # type: ignore[union-attr]
+    drop(store, 3, HOUR_NS, 9)
     load(store, 4, file)
     assert digests == store.digests()
 
@@ -433,7 +446,7 @@ def test_a_file_that_cannot_be_of_this_store_is_void(store: Store, reopened: Any
     with pytest.raises(JobSuperseded):
         job.run()
     job.cancel()
-    store.drop(9, SINCE, "plant", "cpu", HOUR_NS).run()  # type: ignore[union-attr]
+    drop(store, 9, HOUR_NS, SINCE)
     store = reopened()
     load(store, 8, wrong)
     assert ([], []) == (store.awaited(), store.segments())
@@ -518,7 +531,12 @@ def test_a_file_is_durable_before_the_catalogue_names_it(store: Store, monkeypat
     stage(store, file)
     synced: list[str] = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
     events = record(store, monkeypatch)
     load(store, 7, file)
     assert synced[0] == str(store.staging_directory / f"{file.entry.content_digest}.parquet")

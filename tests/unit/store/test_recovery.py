@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rocksdict import Options, Rdict
@@ -262,7 +262,7 @@ def test_a_seal_succeeds_after_a_full_disk_under_the_index(
             self.database.close()
 
     index: Index = store._components.index
-    index._database = Full(index._database)
+    index._database = cast("Rdict", Full(index._database))
     with pytest.raises(StoreFull):
         job.run()
     assert expected(ROWS) == contents(store)
@@ -363,7 +363,7 @@ def test_what_refuses_a_snapshot_of_the_index_has_its_class(
 
 def test_readers_always_see_one_instant(store: Store) -> None:
     """While seals and merges swap files under them, scans in other threads see every row exactly once."""
-    want, problems, stop = expected(ROWS), [], threading.Event()
+    want, problems, stop = expected(ROWS), list[object](), threading.Event()
     write(store, 1, ROWS)
 
     def read() -> None:

@@ -39,7 +39,7 @@ class Later(Executor):
     def __init__(self) -> None:
         self.work: list[Any] = []
 
-    def submit(self, function: Any, /, *given: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, function: Any, /, *given: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
         if getattr(function, "__name__", "") == "_make_pending":
             self.work.append(function)
@@ -394,8 +394,12 @@ def test_one_rollup_that_fails_does_not_stop_the_others(home: Path, monkeypatch:
     rollup_paths(home)[0].unlink()
     store.rollups.forget()
     assert 1 == files_read(store)
+
+    def a_defect(_rows: SegmentRows) -> pa.RecordBatch:
+        raise KeyError("a defect")
+
     with monkeypatch.context() as broken:
-        broken.setattr(rollup_files, "rollup_of", lambda _rows: {}["a defect"])
+        broken.setattr(rollup_files, "rollup_of", a_defect)
         later.run()
     assert [] == rollup_paths(home)
     store.close()

@@ -23,10 +23,10 @@ from headrace.consumers.store.segment import Runs
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_errors import SegmentUnread
 from headrace.schemas.tables import FieldType, TableSchema, TimeResolution
-from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
+from tests.unit.store.builders import CPU, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 
-ROWS = [
+ROWS: list[Row] = [
     ({"host": "a", "rack": "r1"}, 1_000, {"busy": 7, "load": 0.5, "note": "ok", "up": True}),
     ({"host": "a", "rack": "r1"}, 3_000, {"busy": None, "load": float("nan"), "note": "", "up": False}),
     ({"host": "b"}, 2_000, {"busy": -1, "load": None, "note": None, "up": None}),
@@ -85,7 +85,7 @@ def test_other_tools_read_segments(store: Store) -> None:
     write(store, 1, ROWS[:2])
     seal(store, 2)
     path = str(only_file(store))
-    described = {row[0]: row[1] for row in duckdb.sql(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()}
+    described = {row[0]: row[1] for row in duckdb.execute(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()}
     assert {
         "host": "VARCHAR", "rack": "VARCHAR", "time": "TIMESTAMP",
         "busy": "BIGINT", "load": "DOUBLE", "note": "VARCHAR", "up": "BOOLEAN",
@@ -117,7 +117,7 @@ def test_time_has_one_type_in_all_files_of_a_table(store: Store, resolution: Tim
 
 def times_of_polars(files: Sequence[Path]) -> list[int]:
     """The times of a table's files in ns, read as a user of polars does."""
-    frame = pl.scan_parquet(files).select(pl.col("time").cast(pl.Datetime("ns")).to_physical()).collect()
+    frame = pl.scan_parquet(list(files)).select(pl.col("time").cast(pl.Datetime("ns")).to_physical()).collect()
     return sorted(frame["time"].to_list())
 
 
@@ -188,7 +188,7 @@ def test_times_before_1970_and_at_the_ends_of_the_range(store: Store) -> None:
 def test_a_table_without_tags(store: Store) -> None:
     """A table may have no tag at all: one series, and the digest still follows from the file."""
     schema = TableSchema("plant", "bare", 1, (), (("v", FieldType.INT64),))
-    rows = [({}, at, {"v": at}) for at in range(6)]
+    rows: list[Row] = [({}, at, {"v": at}) for at in range(6)]
     write(store, 1, rows, schema)
     seal(store, 2)
     assert expected(rows) == contents(store, schema)
@@ -204,11 +204,12 @@ def test_pruning_reads_only_row_groups_that_matter(store: Store, monkeypatch: py
     (entry,) = store.segments()
     read: list[Any] = []
     original = pq.ParquetFile.read_row_groups
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "read_row_groups",
-        lambda self, groups, **o: (read.append(groups), original(self, groups, **o))[1],
-    )
+
+    def noted(file: pq.ParquetFile, groups: Any, **options: Any) -> pa.Table:
+        read.append(groups)
+        return original(file, groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", noted)
     runs = store._components.runs.get(entry.name)
     found = read_rows(only_file(store), entry, runs, ["busy"], 2_000, 6_000, np.array([False, True]))
     assert [[2, 3]] == read

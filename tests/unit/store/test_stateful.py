@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +64,18 @@ class Written:
 
 
 Action = Callable[[Store], None]
+Record = Callable[[Store, int], None]
+"""What a store does at a version."""
+
+
+def loading(load: Load, schema: TableSchema) -> Record:
+    """A load record."""
+    return lambda store, version: store.load(version, load, schema, DATABASE).run()
+
+
+def merging(inputs: Sequence[str]) -> Record:
+    """A merge record."""
+    return lambda store, version: store.compact(version, inputs).run()
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -98,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reference.close()
         shutil.rmtree(self.root)
 
-    def act(self, action: Callable[[Store, int], None]) -> None:
+    def act(self, action: Record) -> None:
         """Append one record and let both stores apply it."""
         self.version += 1
         version = self.version
@@ -238,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
             for store in [store for store, staged in ((self.store, here), (self.reference, there)) if staged]:
                 self.fetch(store, load.content_digest.hex())
             schema = self.schemas[load.schema_version]
-            self.act(lambda store, version, load=load, schema=schema: store.load(version, load, schema, DATABASE).run())
+            self.act(loading(load, schema))
 
     def foreign(self, data: st.DataObject, number: int, era: int, since: int) -> list[Load]:
         """Files of one era of another group, and perhaps a delete that comes with them."""
@@ -307,7 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
         plans = self.reference.plan_compaction()
         assert plans == self.store.plan_compaction()
         for plan in plans:
-            self.act(lambda store, version, inputs=plan.inputs: store.compact(version, inputs).run())
+            self.act(merging(plan.inputs))
         names = {entry.name for entry in self.store.segments()}
         assert not any(name in names for plan in plans for name in plan.inputs)
 

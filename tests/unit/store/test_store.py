@@ -25,7 +25,7 @@ def test_the_newest_write_of_a_row_wins_everywhere(store: Store) -> None:
     assert expected([(A, 1, {"busy": 2})]) == contents(store)
     seal(store, 2)
     write(store, 3, [(A, 1, {"load": 3.0}), (B, 2, {"busy": 9})])
-    rows = [(A, 1, {"load": 3.0}), (B, 2, {"busy": 9})]
+    rows: list[Row] = [(A, 1, {"load": 3.0}), (B, 2, {"busy": 9})]
     assert expected(rows) == contents(store)
     seal(store, 4)
     assert expected(rows) == contents(store)
@@ -275,7 +275,7 @@ def test_a_seal_uses_the_schema_it_is_given(store: Store) -> None:
     store.freeze(2, 1, b"", {("plant", "t"): wide}).run()
     with store.scan("plant", "t") as scan:
         (path,) = scan.files
-    assert [("a", None, 1.0)] == duckdb.sql(f"SELECT host, u, v FROM read_parquet('{path}')").fetchall()
+    assert [("a", None, 1.0)] == duckdb.execute(f"SELECT host, u, v FROM read_parquet('{path}')").fetchall()
     assert 3 == store.segments()[0].schema_version
 
 
@@ -338,7 +338,7 @@ def test_the_documented_query_over_plain_files_gives_the_same_rows(
             store.compact(version + 2, plan.inputs).run()
     want = contents(store)
     store.close()
-    rows = duckdb.sql(
+    rows = duckdb.execute(
         f"""SELECT host, rack, epoch_ns(time) AS at, busy, up
             FROM read_parquet('{home}/segments/n1/plant/cpu/**/*.parquet', union_by_name = true, filename = true)
             QUALIFY row_number() OVER (PARTITION BY host, rack, time ORDER BY filename DESC) = 1"""

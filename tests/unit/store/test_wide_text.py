@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.consumers.store import SegmentUnread, Store, StoreDamaged, digest_of_file, last_rows, scan
@@ -84,7 +84,7 @@ def test_the_longest_text_bounds_what_is_added_to_a_page(store: Store) -> None:
 
 
 @pytest.fixture
-def overflowing(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def overflowing(store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sealed file that Arrow cannot read for what it contains."""
     write(store, 1, ROWS)
     seal(store, 2)
@@ -120,7 +120,7 @@ def test_a_footer_that_cannot_be_read_is_no_damage_by_itself(store: Store, monke
     def no_memory(*_arguments: object) -> pa.Schema:
         raise pa.ArrowMemoryError("malloc of size 4096 failed")
 
-    monkeypatch.setattr(reader.pq, "read_schema", no_memory)
+    monkeypatch.setattr(pq, "read_schema", no_memory)
     with pytest.raises(SegmentUnread, match=entry.name) as caught:
         store.compact(3, [entry.name]).run()
     assert caught.value.retriable
