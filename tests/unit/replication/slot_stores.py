@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ class StoredCluster(Cluster):
         log.pool.run(1_000)
         assert log.group is not None
         for plan in log.group.store.plan_compaction():
-            self.watched(group, lambda inputs=plan.inputs: log.append(Compact(leader, "db", "t", inputs)))  # type: ignore[misc]
+            self.watched(group, partial(log.append, Compact(leader, "db", "t", plan.inputs)))
 
     def restart(self, first: int, _second: int) -> None:
         """A group begins again from its store."""

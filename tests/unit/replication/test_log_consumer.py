@@ -299,7 +299,8 @@ def test_receipts_of_several_polls_are_shown_together() -> None:
     for _ in range(2):
         consumer.turn()
     assert expected[:16] == consumer.receipts(TOPIC)
-    consumer._log.store(TOPIC, b"record 2", None, ())  # type: ignore[attr-defined]
+    assert isinstance(consumer._log, MemoryLog)
+    consumer._log.store(TOPIC, b"record 2", None, ())
     consumer.turn()
     assert expected == consumer.receipts(TOPIC)
 
@@ -309,7 +310,8 @@ def test_no_record_is_taken_for_a_group_that_lost_its_log() -> None:
     consumer, group, _ = consumer_of(0)
     consumer.turn()
     group.health.report(Event.LOSE, "another log")
-    consumer._log.store(TOPIC, b"of the other log", None, ())  # type: ignore[attr-defined]
+    assert isinstance(consumer._log, MemoryLog)
+    consumer._log.store(TOPIC, b"of the other log", None, ())
     consumer.turn()
     assert [] == group.entries
     assert -1 == consumer.durable_offset(TOPIC)

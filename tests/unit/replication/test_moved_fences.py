@@ -10,7 +10,7 @@ from headrace.consumers.replication.actions import ApplyDelete, ApplyHandedDelet
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.producer_section import sync_fences
-from headrace.schemas.group_changes import BarrierPhase, HandedOver, MovedProducer, Rank, Takeover
+from headrace.schemas.group_changes import BarrierPhase, HandedDelete, HandedOver, MovedProducer, Rank, Takeover
 from headrace.schemas.messages import (
     MANIFEST_NUMBER_MAX,
     NO_CHAIN,
@@ -61,13 +61,8 @@ def cut(donor: SlotLog, taker: SlotLog, slots: tuple[int, ...] = MOVED) -> None:
 
 def load_of(log: SlotLog, number: int) -> Load:
     """A load of a file of the sender, in the slot that moves."""
-    leader = log.replica.state.leader
-    assert leader is not None
-    place = {"database": "db", "table": "t", "slice_number": 0, "bucket": BUCKET}
-    ranks = {"era": 1, "first_version": number, "last_version": number, "generation": 0}
-    content = {"content_digest": NO_CHAIN, "rows": 1, "min_time_ns": 0, "max_time_ns": 1, "size_bytes": 1}
-    sent = {"sender": "s1", "order": f"{number:09}", "group": "e1/1", "number": number}
-    return Load(leader, "s1", 0, **place, **ranks, **content, schema_version=1, **sent)  # type: ignore[arg-type]
+    load = Load(log.leader, "s1", 0, "db", "t", 0, BUCKET, 1, number, number, 0, NO_CHAIN, 1, 0, 1, 1, 1)
+    return replace(load, sender="s1", order=f"{number:09}", group="e1/1", number=number)
 
 
 def test_a_delete_that_a_former_holder_had_behind_it_concerns_no_slot_of_its(donor: SlotLog, taker: SlotLog) -> None:
@@ -101,9 +96,10 @@ def test_a_delete_concerns_slots_whose_former_holder_did_not_have_it(taker: Slot
     taker.hand_over(last)
     # The slots have left, and one more of that list comes late.
     taker.append(replace(DELETE, end_ns=21), PRODUCER, deletes_batch(5, 3, 1), 1)
-    late = [decode_message(value).body for value in taker.hand_overs(last)]
-    assert all(isinstance(each, HandedOver) for each in late)
-    assert [(OTHER,)] == [each.body.slots for each in late]  # type: ignore[union-attr]
+    [late] = [decode_message(value).body for value in taker.hand_overs(last)]
+    assert isinstance(late, HandedOver)
+    assert isinstance(late.body, HandedDelete)
+    assert (OTHER,) == late.body.slots
 
 
 def test_a_file_below_the_deletes_of_a_former_holder_is_void(donor: SlotLog, taker: SlotLog) -> None:

@@ -181,7 +181,9 @@ def test_what_a_recovery_returned_survives_a_power_cut_after_it(failed: bool) ->
         with pytest.raises(DurabilityUnknown):
             log.sync()
     after = disk.kill()
-    first = dict(opened(DIRECTORY, after)._writer.entries)  # type: ignore[union-attr]
+    writer = opened(DIRECTORY, after)._writer
+    assert writer is not None
+    first = dict(writer.entries)
     assert {b"a", b"b", b"large"} == set(first)
     assert {b"a": b"1", b"b": b"2", b"large": LARGE} == recovered(DIRECTORY, lost_everything_unsynced(after))
 
@@ -316,14 +318,15 @@ def test_an_interrupted_leader_reports_no_success_for_its_group() -> None:
         except (KeyboardInterrupt, DurabilityUnknown) as error:
             outcomes.append(type(error))
 
-    assert log._commit is not None
-    log._commit.sync_lock.acquire()
+    commit = log._commit
+    assert commit is not None
+    commit.sync_lock.acquire()
     threads = [threading.Thread(target=work, args=(caller,)) for caller in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(log._commit._waiting) == 3)  # type: ignore[union-attr]
+    wait_until(lambda: len(commit._waiting) == 3)
     disk.interrupts = True
-    log._commit.sync_lock.release()
+    commit.sync_lock.release()
     for thread in threads:
         thread.join(60)
     assert {KeyboardInterrupt: 1, DurabilityUnknown: 2} == {kind: outcomes.count(kind) for kind in outcomes}

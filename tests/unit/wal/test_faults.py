@@ -374,7 +374,7 @@ def test_many_callers_share_syncs(tmp_path: Path, monkeypatch: Any) -> None:
                 ids.append(transaction)
                 last[key] = max(last.get(key, (0, b"")), (transaction, value))
 
-    run_threads([lambda caller=caller: work(caller) for caller in range(8)])  # type: ignore[misc]
+    run_threads([partial(work, caller) for caller in range(8)])
     assert list(range(2, 202)) == sorted(ids)
     assert log.metrics().group_size_max > 1
     assert synced[0] < 4 * 136

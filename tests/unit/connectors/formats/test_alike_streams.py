@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -134,13 +135,13 @@ def senders(draw: st.DrawFn) -> list[bytes]:
 
 @settings(max_examples=3000, deadline=None)
 @given(st.lists(senders(), min_size=1, max_size=3), st.randoms(use_true_random=False), st.integers(0, 3))
-def test_whatever_is_sent_is_what_arrow_reads(sent: list[list[bytes]], random: object, broken: int) -> None:
+def test_whatever_is_sent_is_what_arrow_reads(sent: list[list[bytes]], random: Random, broken: int) -> None:
     """Several senders mixed, with nulls, several batches, compressed; bytes of some messages changed."""
     messages = [message for each in sent for message in each] * 2
-    random.shuffle(messages)  # type: ignore[attr-defined]
+    random.shuffle(messages)
     for _ in range(broken):
-        at = random.randrange(len(messages))  # type: ignore[attr-defined]
+        at = random.randrange(len(messages))
         changed = bytearray(messages[at])
-        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)  # type: ignore[attr-defined]
+        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
         messages[at] = bytes(changed)
     assert_as_arrow(messages)

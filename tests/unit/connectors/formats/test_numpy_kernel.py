@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def inputs(draw: st.DrawFn) -> tuple[Template, list[str]]:
     return template, [line + draw(ends) for line in lines]
 
 
-def read(module: object, lines: Lines, template: Template) -> tuple[list[int], list[object], bool]:
+def read(module: ModuleType, lines: Lines, template: Template) -> tuple[list[int], list[object], bool]:
     """(rows that match, all that is known of their values, whether a text may be other than ASCII)"""
     rows = np.arange(lines.count)
     shape = (template.columns, lines.count + 1)
@@ -57,7 +58,7 @@ def read(module: object, lines: Lines, template: Template) -> tuple[list[int], l
     matched = np.zeros(lines.count, np.int64)
     grammar, literals = template.grammar, template.literal_words
     given_ = (lines.data, lines.words, lines.starts, lines.ends, rows, literals, grammar)
-    count, bits = module.parse_lines(*given_, template.separator, template.strict, matched, values)  # type: ignore[attr-defined]
+    count, bits = module.parse_lines(*given_, template.separator, template.strict, matched, values)
     known: list[object] = []
     for column, kind in enumerate(template.kinds):
         states = values.states[column, :count]
