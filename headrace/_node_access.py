@@ -28,6 +28,7 @@ from headrace.producers.writer import (
     WriterSettings,
     Written,
     check_new_table,
+    counting_unwritten,
     fields_of,
     normal_rows,
     table_resolution,
@@ -185,7 +186,8 @@ class NodeTableWriter:
             count = max(1, min(self._rows_max, REQUEST_BYTES_MAX * rows.num_rows // max(1, rows.nbytes)))
             part = rows.slice(start, count)
             try:
-                answer = self._sent(part, tags)
+                with counting_unwritten(rows.num_rows - start - len(part)):
+                    answer = self._sent(part, tags)
             except HeadraceError as error:
                 if getattr(error, "status", 0) != TOO_LARGE or not len(part):
                     raise

@@ -317,9 +317,9 @@ class Writer:
         `time` is a timestamp of any unit (UTC without a zone) or an integer of nanoseconds; digits finer than
         the table's resolution are an error, and never rounded. New columns
         become fields; a field of whole numbers becomes one of decimals with the first decimal. With a quorum
-        of 0 or 1 a later call raises the errors of appending. Raises ColumnMissing, ColumnTypeError,
-        TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written. So do
-        RowsRepeat: no tags were named for a new table, and rows share a time; and TimesImplausible: integers
+        of 0 or 1 a later call raises the errors of appending, and writes nothing then. Raises ColumnMissing,
+        ColumnTypeError, TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
+        So do RowsRepeat: no tags were named for a new table, and rows share a time; and TimesImplausible: integers
         look like another unit.
         """
         self._client._lifetime.check()

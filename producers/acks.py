@@ -26,6 +26,7 @@ class QuorumTooLarge(QuorumInvalid):
 class QuorumTimeout(StateUnknown):
     """Rows are in the log, but too few members confirmed them in time: every member will apply them, or none.
 
+    `rows` counts those in the log; the message also has the rows of the same call behind them, which are not written.
     `lagging` has the state of each member, for each group below the quorum.
     """
 

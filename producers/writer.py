@@ -8,7 +8,8 @@ by the next call. It follows the membership log, and works over any number of ch
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -19,12 +20,19 @@ from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times, encode_texts
 from headrace.connectors.formats.time_rules import check_integers, check_resolution
 from headrace.connectors.log.topics import Topics
-from headrace.producers.acks import Quorum
+from headrace.producers.acks import Quorum, QuorumTimeout
 from headrace.producers.cluster import Cluster, Schemas, SlotRouting
 from headrace.producers.repeated_rows import check_distinct
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.routes import RouteKeeper
-from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender, WriteFailed
+from headrace.producers.sender import (
+    EXIT_FLUSH_TIMEOUT_S,
+    FLUSH_TIMEOUT_S,
+    RoutedMessage,
+    Sender,
+    WriteFailed,
+    WriteUnknown,
+)
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.payload import COMPRESSIONS
@@ -130,8 +138,8 @@ class TableWriter:
         fields. `tags` is None when none were named: rows of a new table that share a time are refused then.
 
         With a quorum of 0 or 1 the rows are queued, and their errors are raised by a later call, once in each thread
-        that has written; with more, the call returns when enough members hold them. Waits while the queue is full. An
-        empty table writes nothing, but its columns extend the schema.
+        that has written: that call writes nothing. With more, the call returns when enough members hold them. Waits
+        while the queue is full. An empty table writes nothing, but its columns extend the schema.
 
         Raises RowsRepeat, FormatError (also for a time finer than the table keeps), SchemaError, TypeClash and RowTooLarge
         before any row of a block of BLOCK_ROWS_MAX is written, and WriteFailed, WriteUnknown and QuorumTimeout,
@@ -141,7 +149,7 @@ class TableWriter:
             self._check_open()
             # With a quorum of 0 the caller has declared that it does not care for errors.
             if self._settings.quorum > 0:
-                self._sender.check()
+                self._check_earlier(rows.num_rows)
             rows = normal_rows(rows, self.table, tags or ())
             if tags is None:
                 check_new_table(self._cluster.tables, self.database, self.table, rows)
@@ -153,7 +161,8 @@ class TableWriter:
                 check_resolution(rows, f"{self.database}.{self.table}", schema.resolution)
             step = QUORUM_BLOCK_ROWS_MAX if self._quorum.watched else BLOCK_ROWS_MAX
             for start in range(0, rows.num_rows, step):
-                self._write_block(schema, database, rows.slice(start, step))
+                with counting_unwritten(rows.num_rows - start - step):
+                    self._write_block(schema, database, rows.slice(start, step))
 
     def flush(self) -> dict[str, int]:
         """Wait for everything written so far; the newest offset in each log, by its topic.
@@ -195,6 +204,15 @@ class TableWriter:
             self._flush(EXIT_FLUSH_TIMEOUT_S)
         except HeadraceError as also:
             error.add_note(f"also: {also}")
+
+    def _check_earlier(self, rows: int) -> None:
+        try:
+            self._sender.check()
+        except (WriteFailed, WriteUnknown) as error:
+            if rows:
+                # Whoever writes the rows of the earlier calls again has to write these as well.
+                error.message += f"; these are of earlier calls, and the {rows:,} of this one were not written"
+            raise
 
     def _flush(self, timeout_s: float) -> dict[str, int]:
         self._routes.settle(timeout_s)
@@ -254,6 +272,20 @@ class TableWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise WriterClosed(f"this writer of {self.database}.{self.table} is closed", action="open another one")
+
+
+@contextmanager
+def counting_unwritten(rows: int) -> Iterator[None]:
+    """The error of one part of a call has also the rows behind that part, of which none was written."""
+    try:
+        yield
+    except (WriteFailed, WriteUnknown, QuorumTimeout) as error:
+        if rows > 0:
+            error.message += f"; the {rows:,} rows behind them were not written"
+            # Those of a QuorumTimeout are in the log.
+            if not isinstance(error, QuorumTimeout):
+                error.rows += rows
+        raise
 
 
 def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:

@@ -293,6 +293,17 @@ def test_an_error_of_a_node_counts_the_rows(kind: str) -> None:
         assert (kind, 3) == (type(raised.value).__name__, raised.value.rows)
 
 
+def test_an_error_of_a_node_has_also_the_rows_that_were_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is several requests: behind one that fails, none is sent."""
+    monkeypatch.setattr(_node_access, "ROWS_MAX", 2)
+    found = (200, {}, SCHEMAS)
+    answers = [found, found, found, (200, {}, WRITTEN), (503, {}, refusal("WriteFailed"))]
+    with answering(answers) as url, headrace.connect(node=url) as client:
+        with pytest.raises(WriteFailed, match="not now; the 3 rows behind them were not written") as raised:
+            client.writer("d", "t").write([{"time": T0_NS + number * 1_000, "v": 1.0} for number in range(7)])
+        assert 5 == raised.value.rows
+
+
 def test_connecting_to_a_silent_node_ends_within_its_timeout() -> None:
     """As over Kafka: a node that is stopped takes connections, and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:

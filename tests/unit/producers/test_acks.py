@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.log.append import append_one
+from headrace.producers import writer as writer_room
 from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
 from headrace.producers.sender import Sender
 from headrace.schemas.errors import HeadraceError
@@ -77,6 +78,18 @@ def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: S
     assert (
         "1 rows are in the log but were not confirmed by 2 members within 300 ms after that: " in raised.value.message
     )
+
+
+def test_a_missed_quorum_has_also_the_rows_behind_it_that_are_not_in_the_log(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large call ends at its first block without a quorum: only the rows of that one are in the log."""
+    monkeypatch.setattr(writer_room, "QUORUM_BLOCK_ROWS_MAX", 2)
+    with scene.writer(quorum=2, quorum_timeout_ms=100) as writer, pytest.raises(QuorumTimeout) as raised:
+        writer.write(readings(["a"] * 5, list(range(5)), v=[1] * 5), ["host"])
+    assert raised.value.message.startswith("2 rows are in the log but were not confirmed by 2 members")
+    assert raised.value.message.endswith("; the 3 rows behind them were not written")
+    assert (2, 2) == (raised.value.rows, len(scene.rows()))
 
 
 def test_a_member_of_a_newer_build_is_named_as_one(scene: Scene) -> None:

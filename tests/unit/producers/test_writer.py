@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
 from headrace.connectors.formats.row_rules import ArrayInvalid
+from headrace.connectors.log.memory import MemoryAppender
 from headrace.connectors.log.port import AppendFailed, AppendUnknown
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.producers import router
+from headrace.producers import writer as writer_room
 from headrace.producers.deletes import DeleteInvalid, delete_rows
 from headrace.producers.router import RowTooLarge
 from headrace.producers.sender import WriteFailed, WriteUnknown
@@ -255,6 +257,38 @@ def test_a_failed_delivery_is_raised_once_at_the_next_call(
             call(writer)
         assert rows == raised.value.rows
         writer.close()
+
+
+@pytest.mark.parametrize("error", [AppendFailed("refused"), AppendUnknown("timed out")])
+def test_the_error_of_an_earlier_call_has_also_the_rows_that_were_not_written(
+    scene: Scene, error: HeadraceError
+) -> None:
+    """A program that writes the rows of the earlier call again would lose those of this one."""
+    appender = FailingAppender(scene.log)
+    with scene.writer(appender=appender) as writer:
+        write_one(writer, 0)
+        appender.errors = [error]
+        write_one(writer, 1)
+        with pytest.raises((WriteFailed, WriteUnknown), match="of earlier calls, and the 2 of this one were not writt"):
+            writer.write(readings(["a", "a"], [2, 3], v=[1, 1]), ["host"])
+    assert [0] == [time for _, time, _ in scene.rows()]
+
+
+def test_the_error_of_a_block_has_also_the_rows_behind_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large call is written in blocks: whoever reads the error learns of all rows that are missing."""
+    monkeypatch.setattr(writer_room, "BLOCK_ROWS_MAX", 10)
+
+    class FullAppender(MemoryAppender):
+        def append(self, topic: str, value: bytes, **given: Any) -> None:
+            if scene.rows():
+                raise AppendFailed("the queue is full")
+            super().append(topic, value, **given)
+
+    with scene.writer(appender=FullAppender(scene.log)) as writer:
+        expected = "^10 rows were not written: the queue is full; the 15 rows behind them were not written"
+        with pytest.raises(WriteFailed, match=expected) as raised:
+            writer.write(readings(["a"] * 35, list(range(35)), v=[1] * 35), ["host"])
+    assert (25, 10, 10) == (raised.value.rows, writer.written.rows, len(scene.rows()))
 
 
 def test_each_thread_that_has_written_is_given_a_failed_delivery(scene: Scene) -> None:
