@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import date, datetime
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.formats.interface import ColumnTypeError
@@ -67,8 +69,11 @@ def _from_pandas(frame: Any) -> pa.Table:
     except _REFUSALS as error:
         raise ColumnTypeError(f"the data frame has a column of mixed or unknown type: {error}") from error
     for place, field in enumerate(table.schema):
-        if pa.types.is_temporal(field.type) and str(frame.dtypes.iloc[place]) == "object":
+        if str(frame.dtypes.iloc[place]) != "object":
+            continue
+        if pa.types.is_temporal(field.type):
             table = table.set_column(place, field.name, _column(field.name, frame.iloc[:, place].tolist()))
+        _refuse_booleans(field.name, table.column(place), frame.iloc[:, place])
     return table
 
 
@@ -96,7 +101,7 @@ def _from_columns(columns: Mapping[Any, Any]) -> pa.Table:
             raise ColumnTypeError(
                 f"column {str(name)!r} is a {type(values).__name__}", action="give it a list with a value for each row"
             )
-    arrays = {str(name): _column(str(name), values) for name, values in columns.items()}
+    arrays = {name: _column(name, columns[key]) for key, name in _names(columns).items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise RowsInvalid(
@@ -113,17 +118,59 @@ def _from_rows(rows: Sequence[Any]) -> pa.Table:
     if not all(isinstance(row, Mapping) for row in rows):
         odd = next(row for row in rows if not isinstance(row, Mapping))
         raise RowsInvalid(f"a row is a {type(odd).__name__}", action="give each row as a dict")
+    names = _names(chain.from_iterable(rows))
+    # Of keys that are bytes beside text Arrow takes no value.
+    if not names or not all(isinstance(key, str) for key in names):
+        return _by_column(rows, names)
     # Arrow refuses rows of mixed types as a whole. Column by column, the error names the wrong one.
     try:
-        table = pa.Table.from_struct_array(pa.array(rows, from_pandas=False)) if any(rows) else pa.table({})
+        table = pa.Table.from_struct_array(pa.array(rows, from_pandas=False))
     except _REFUSALS:
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.table({str(name): _column(str(name), [row.get(name) for row in rows]) for name in names})
+        return _by_column(rows, names)
     for place, field in enumerate(table.schema):
-        # A name may also come from a key of bytes, which no row has as text.
-        if pa.types.is_temporal(field.type) and any(field.name in row for row in rows):
+        if pa.types.is_temporal(field.type):
             table = table.set_column(place, field.name, _column(field.name, [row.get(field.name) for row in rows]))
+        _refuse_booleans(field.name, table.column(place), (row.get(field.name) for row in rows))
     return table
+
+
+def _by_column(rows: Sequence[Any], names: Mapping[Any, str]) -> pa.Table:
+    return pa.table({name: _column(name, [row.get(key) for row in rows]) for key, name in names.items()})
+
+
+def _names(keys: Iterable[Any]) -> dict[Any, str]:
+    """The names of columns by their keys. Raises ColumnTypeError where two keys have one name."""
+    names = {key: key.decode(errors="replace") if isinstance(key, bytes) else str(key) for key in dict.fromkeys(keys)}
+    known = set[str]()
+    for name in names.values():
+        # Of 1 and "1" one value would be the column, and the other lost without a word.
+        if name in known:
+            raise ColumnTypeError(
+                f"column {name!r} is there twice, by different keys", action="give each row text keys"
+            )
+        if not _is_utf8(name):
+            raise ColumnTypeError(f"the name of column {name!a} is not UTF-8", action="rename it")
+        known.add(name)
+    return names
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_booleans(name: str, column: pa.Array | pa.ChunkedArray, given: Iterable[Any]) -> None:
+    """Raises ColumnTypeError for booleans that Arrow has made numbers, as it does beside decimals alone."""
+    if not pa.types.is_floating(column.type):
+        return
+    # Only these may have been one: most columns have few, and no value of them is looked at here.
+    places = np.flatnonzero(np.isin(column.to_numpy(zero_copy_only=False), (0, 1)))
+    values = list(given) if len(places) else []
+    if any(isinstance(values[place], bool) for place in places):
+        raise ColumnTypeError(f"column {name!r} has booleans beside numbers", action="give it values of one type")
 
 
 def _column(name: str, values: Any) -> pa.Array:
@@ -148,6 +195,7 @@ def _of_objects(name: str, values: Any) -> pa.Array:
         if not any(isinstance(value, date) for value in values):
             raise
         return _moments(name, values)
+    _refuse_booleans(name, array, values)
     return _moments(name, values) if pa.types.is_temporal(array.type) else array
 
 

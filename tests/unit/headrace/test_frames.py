@@ -126,3 +126,42 @@ def test_an_index_that_is_a_column_as_well_is_refused_by_name() -> None:
     for name in frame.columns:
         with pytest.raises(ColumnTypeError, match=f"'{name}' is the index"):
             arrow_table(frame.set_index(name, drop=False))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"time": T0_NS, 1: 5, "1": 6}],
+        [{"time": T0_NS, 1: 5}, {"time": T0_NS, "1": 6}],
+        [{"time": T0_NS, b"1": 5}, {"time": T0_NS, "1": 6}],
+        {"time": [T0_NS], 1: [5], "1": [6]},
+    ],
+)
+def test_two_keys_of_one_name_are_refused(data: Any) -> None:
+    """One of the values would be the column, and the other lost without a word."""
+    with pytest.raises(ColumnTypeError, match="column '1' is there twice"):
+        arrow_table(data)
+
+
+@pytest.mark.parametrize("key", [1, b"1"])
+def test_a_key_that_is_no_text_is_a_name(key: Any) -> None:
+    """In rows and in columns alike. One that is not UTF-8 is refused, and not by an error of Python."""
+    for data in ([{"time": T0_NS, key: 5}], {"time": [T0_NS], key: [5]}):
+        assert [{"time": T0_NS, "1": 5}] == arrow_table(data).to_pylist()
+    with pytest.raises(ColumnTypeError, match="not UTF-8"):
+        arrow_table([{"\ud800": 1}])
+
+
+@pytest.mark.parametrize("values", [[1.5, True], [True, 1.5], [None, 0.0, False], [1.0, 1.5, True]])
+def test_booleans_beside_decimals_are_refused(values: list[Any]) -> None:
+    """As beside whole numbers: Arrow takes True for 1.0 in some orders and forms, without a word."""
+    for data in (
+        [{"v": each} for each in values],
+        {"v": values},
+        {"v": pd.Series(values, index=range(7, 7 + len(values)), dtype=object)},
+        pd.DataFrame({"v": pd.Series(values, dtype=object)}),
+    ):
+        with pytest.raises(ColumnTypeError, match=r"column '?v"):
+            arrow_table(data)
+    numbers = [float(value or 0) for value in values]
+    assert numbers == arrow_table([{"v": each} for each in numbers])["v"].to_pylist()
