@@ -7,14 +7,13 @@ that are understood are those; readings are queried in SQL.
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.serve.query_service import http_status
-from headrace.consumers.serve.request_bodies import RequestTooLarge, bounded_body
+from headrace.consumers.serve.request_bodies import RequestTooLarge, bounded_body, text_parameters, url_parameters
 from headrace.consumers.serve.request_threads import LOG_THREADS, RequestThreads
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.errors import HeadraceError
@@ -53,13 +52,14 @@ def influx_routes(writes: WriteApi) -> list[Route]:
 
 
 async def _statement(request: Request) -> str:
-    """The statement of a URL, or of a form. Raises RequestTooLarge."""
-    if "q" in request.query_params:
-        return request.query_params["q"]
+    """The statement of a URL, or of a form. Raises RequestInvalid, RequestTooLarge."""
+    given = url_parameters(request)
+    if "q" in given:
+        return given["q"]
     refusal = RequestTooLarge(f"the body is larger than {STATEMENT_BYTES_MAX} bytes", action="send one statement")
     body = await bounded_body(request, STATEMENT_BYTES_MAX, refusal)
     is_form = request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM
-    return parse_qs(body.decode(errors="replace")).get("q", [""])[0] if is_form else ""
+    return text_parameters(body).get("q", "") if is_form else ""
 
 
 async def _answer(writes: WriteApi, threads: RequestThreads, statement: str) -> tuple[dict[str, object], int]:

@@ -23,7 +23,7 @@ from headrace.consumers.query.query_errors import QueryError, is_of_change
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.result_formats import MEDIA_TYPES, Chunk, encode
 from headrace.consumers.query.result_stream import ResultStream
-from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, bounded_body
+from headrace.consumers.serve.request_bodies import RequestInvalid, RequestTooLarge, bounded_body, url_parameters
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
@@ -231,7 +231,7 @@ async def query_request(request: Request) -> QueryRequest:
     """The query of a GET (`?q=`) or a POST (JSON). Raises RequestInvalid or RequestTooLarge."""
     if request.method == "POST":
         return parse_query(await posted_json(request))
-    texts = _once(request.query_params.multi_items())
+    texts = _once(url_parameters(request).multi_items())
     if "q" in texts and "sql" in texts:
         raise RequestInvalid("q and sql are both the SQL", action="give one of them")
     if "q" in texts:

@@ -6,7 +6,9 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from headrace.consumers.serve.expected_bodies import CONTINUE
@@ -106,6 +108,22 @@ async def bounded_body(
             "too many bytes of other requests to write are here", action="try again in a moment", retriable=True
         )
     return body
+
+
+def url_parameters(request: Request) -> QueryParams:
+    """The parameters of a URL. Raises RequestInvalid for one that is not UTF-8."""
+    return text_parameters(request.scope["query_string"])
+
+
+def text_parameters(encoded: bytes) -> QueryParams:
+    """The parameters of a URL or a form. Raises RequestInvalid for one that is not UTF-8."""
+    # Replaced, two names of Latin-1 would be one.
+    try:
+        text = encoded.decode()
+        unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise RequestInvalid("the parameters are not UTF-8", action="encode them as UTF-8") from None
+    return QueryParams(text)
 
 
 def _encoding_of(request: Request) -> str:

@@ -25,7 +25,13 @@ from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.query.guard import has_half_pair
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import posted_json
-from headrace.consumers.serve.request_bodies import BodyShare, RequestInvalid, RequestTooLarge, bounded_body
+from headrace.consumers.serve.request_bodies import (
+    BodyShare,
+    RequestInvalid,
+    RequestTooLarge,
+    bounded_body,
+    url_parameters,
+)
 from headrace.consumers.serve.request_threads import LINE_THREADS, WRITE_THREADS, RequestThreads
 from headrace.consumers.serve.schema_service import quorum_of
 from headrace.consumers.serve.write_api import WriteApi, WriteOptions
@@ -120,7 +126,7 @@ class WriteService:
             raise RequestInvalid(
                 f"there is no parameter {unknown[0]!r}", action=f"known are {', '.join((*known, 'tag'))}"
             )
-        names = (*given.get("tags", "").split(","), *request.query_params.getlist("tag"))
+        names = (*given.get("tags", "").split(","), *url_parameters(request).getlist("tag"))
         named = tuple(dict.fromkeys(name for name in names if name))
         tags = named if named or "tags" in given else None
         options = _options(given)
@@ -199,7 +205,7 @@ def _too_large(limit: int) -> RequestTooLarge:
 def _parameters(request: Request, known: set[str]) -> dict[str, str]:
     """The parameters of a URL. Unknown ones are ignored, as InfluxDB does; one that is given twice is an error."""
     found: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
+    for name, value in url_parameters(request).multi_items():
         if name in found and name in known:
             raise RequestInvalid(f"{name} is given twice")
         found[name] = value

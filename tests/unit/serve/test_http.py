@@ -188,6 +188,8 @@ def test_a_query_may_be_gzip(client: httpx.Client) -> None:
         "q=SELECT+1&q=SELECT+2",
         "q=SELECT+1&sql=SELECT+2",
         "q=SELECT+1&limit=1&limit=2",
+        # Latin-1: the text would be another one.
+        "q=SELECT+'%FC'",
     ],
 )
 def test_a_link_that_is_no_query_is_refused(client: httpx.Client, query: str) -> None:

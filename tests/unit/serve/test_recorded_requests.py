@@ -160,3 +160,13 @@ def test_statements_beside_the_known_ones(client: httpx.Client, statement: str, 
     error = found.get("error") or found.get("results", [{}])[0].get("error", "")
     assert (status, True) == (answer.status_code, text in error)
     assert bool(text) == bool(error)
+
+
+@pytest.mark.parametrize(
+    ("form", "made"), [('q=CREATE DATABASE "b\u00fcro"', ["b\u00fcro"]), ("q=CREATE+DATABASE+%22b%FCro%22", [])]
+)
+def test_a_form_is_utf8(client: httpx.Client, node: FakeNode, form: str, made: list[str]) -> None:
+    """Escaped or not; another text is refused, and makes no database of a name that nobody gave."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    assert (200 if made else 400) == client.post("/query", content=form.encode(), headers=headers).status_code
+    assert made == sorted(node.writes.schemas().databases)
