@@ -6,8 +6,13 @@ query in it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 HEAD_BYTES_MAX = 64 * 1024
 """Bytes on end that are no body and end no head: request line and header fields, or the fields behind a body.
@@ -25,6 +30,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     _has_progress = False
     _head_bytes = 0
+    _running: RequestResponseCycle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        # uvicorn knows the newest request alone. One that others were sent behind would run on for nobody.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """See HttpToolsProtocol."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. A head that does not end is refused, and its connection closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -151,3 +152,16 @@ def test_a_body_that_stops_arriving_is_given_up(
     eventually(lambda: node.writes.figures.open_requests == 1, "the request")
     assert answer(connection).startswith(b"HTTP/1.1 503 ")
     assert 0 == node.writes.figures.open_requests
+
+
+def test_a_client_that_leaves_ends_its_query_with_requests_behind_it(node: FakeNode, connection: socket.socket) -> None:
+    """The query ends by that, and not by its time."""
+    body = json.dumps({"sql": "SELECT count(*) FROM range(100000) a, range(10000000) b"}).encode()
+    field = b"content-type: application/json\r\n"
+    connection.sendall(b"POST /api/v1/query HTTP/1.1\r\nhost: localhost\r\n" + field + LENGTH % len(body) + body)
+    connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2)
+    eventually(node.engine.reports, "a query that runs")
+    connection.close()
+    figures = node.engine.statistics
+    eventually(lambda: 1 == figures.failed, "its end")
+    assert 0 == figures.timed_out
