@@ -6,10 +6,13 @@ query in it.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.consumers.serve.request_bodies import SILENCE_S
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -32,18 +35,30 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _running: RequestResponseCycle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._await_request()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         # uvicorn knows the newest request alone. One that others were sent behind would run on for nobody.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        # Of one that was reset uvicorn would keep it, and with it the connection.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """See HttpToolsProtocol."""
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _await_request(self) -> None:
+        """Close a connection that brings no request in time, or no rest of one: its client may be gone without a word."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.timeout_keep_alive_task = self.loop.call_later(SILENCE_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. A head that does not end is refused, and its connection closed."""
@@ -55,6 +70,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.logger.warning(_INVALID)
             self.send_400_response(_INVALID)
             return
+        self._await_request()
         self._head_bytes = 0 if self._has_progress else self._head_bytes + len(data)
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.send_400_response(f"The head of the request is larger than {HEAD_BYTES_MAX} bytes.")

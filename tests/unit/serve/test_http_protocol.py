@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.consumers.serve import request_bodies
+from headrace.consumers.serve import http_protocol, request_bodies
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.server import Server
 from tests.unit.serve.conftest import FakeNode
@@ -152,6 +152,38 @@ def test_a_body_that_stops_arriving_is_given_up(
     eventually(lambda: node.writes.figures.open_requests == 1, "the request")
     assert answer(connection).startswith(b"HTTP/1.1 503 ")
     assert 0 == node.writes.figures.open_requests
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /health/li", b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n1"],
+    ids=["nothing", "part of a head", "part of a body that was refused"],
+)
+def test_a_connection_that_falls_silent_is_closed(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Its client may be gone without a word, and its place is a file of the process."""
+    monkeypatch.setattr(http_protocol, "SILENCE_S", 0.2)
+    # The first one began to wait before.
+    connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert answer(connection).startswith(b"HTTP/1.1 200 ")
+    with socket.create_connection(connection.getpeername(), timeout=20) as silent:
+        silent.sendall(sent)
+        if b"nothing" in sent:
+            assert answer(silent).startswith(b"HTTP/1.1 404 ")
+            silent.sendall(b"2")
+        assert answer(silent) == b""
+
+
+def test_a_request_that_takes_long_keeps_its_connection(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that is open its route decides how long it waits."""
+    monkeypatch.setattr(http_protocol, "SILENCE_S", 0.01)
+    connection.sendall(HEAD + LENGTH % len(LINE) + LINE[:5])
+    time.sleep(0.1)
+    connection.sendall(LINE[5:])
+    assert answer(connection).startswith(b"HTTP/1.1 204 ")
 
 
 def test_a_client_that_leaves_ends_its_query_with_requests_behind_it(node: FakeNode, connection: socket.socket) -> None:
