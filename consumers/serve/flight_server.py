@@ -118,7 +118,10 @@ class _HeadersFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             # Browsers send no gRPC, but gateways translate for them. Pages of other sites are refused.
             refusal = RequestInvalid("a page of a browser may not send requests here", action="use the HTTP surface")
             raise flight_error(refusal)
-        known = {name: values[-1] for name, values in headers.items() if name in QUERY_PARAMETERS}
+        # As over HTTP: of a limit that is given twice the last would win.
+        if twice := sorted(name for name in QUERY_PARAMETERS if len(headers.get(name, ())) > 1):
+            raise flight_error(RequestInvalid(f"the header {twice[0]!r} is given twice", action="give it once"))
+        known = {name: values[0] for name, values in headers.items() if name in QUERY_PARAMETERS}
         return _Headers({name: text for name, text in known.items() if isinstance(text, str)})
 
 

@@ -64,6 +64,15 @@ def test_a_ticket_is_sql_and_the_answer_its_rows(flights: flight.FlightClient) -
     assert pa.int64() == rows.schema.field("n").type
 
 
+def test_a_header_that_is_given_twice_is_refused(flights: flight.FlightClient) -> None:
+    """As over HTTP, whatever the two are. Headers of others may be there more than once."""
+    twice = flight.FlightCallOptions(headers=[(b"limit", b"3"), (b"limit", b"5")])
+    with pytest.raises(flight.FlightServerError, match="'limit' is given twice"):
+        flights.do_get(flight.Ticket("SELECT 1"), twice).read_all()
+    others = flight.FlightCallOptions(headers=[(b"x-forwarded-for", b"a"), (b"x-forwarded-for", b"b")])
+    assert 1 == flights.do_get(flight.Ticket("SELECT 1"), others).read_all().num_rows
+
+
 def test_headers_are_the_parameters_of_a_query(flights: flight.FlightClient) -> None:
     """`limit`, `parameters`, `after` and `timeout_ms` mean what they mean over HTTP."""
     assert 3 == get(flights, "SELECT * FROM iot.readings", limit="3").num_rows
