@@ -34,7 +34,8 @@ def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[st
     """
     host = headers.get("host", "")
     name = _hostname(host)
-    if name not in LOOPBACK_NAMES | names:
+    # Browsers always send a name. Probes of HAProxy send none, in HTTP/1.0, which alone may have none.
+    if "host" in headers and name not in LOOPBACK_NAMES | names:
         if loopback:
             return f"host {host!r} is not this machine"
         # A name can be made to resolve to this node by anyone, an address cannot: those of probes are accepted.
@@ -42,7 +43,7 @@ def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[st
             return f"host {host!r} is not a name of this node"
     # Browsers send Origin with every request that changes something, and no page can forge it.
     origin = headers.get("origin", "")
-    if origin and _split(origin).netloc.lower() != host.lower():
+    if origin and (not host or _split(origin).netloc.lower() != host.lower()):
         return f"a page of {origin} may not send requests here"
     # A user may follow a link of another site to the node's page; the other site cannot read the answer.
     if (

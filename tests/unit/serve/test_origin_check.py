@@ -50,6 +50,14 @@ def test_probes_by_address_are_answered() -> None:
         assert objection({"host": host}, loopback=True, names=NAMES)
 
 
+def test_a_request_that_names_no_host_is_of_no_page() -> None:
+    """HTTP/1.0 may do without, as probes of HAProxy do. Every browser sends one, and with an origin it is refused."""
+    for loopback in (True, False):
+        assert "" == objection({}, loopback=loopback, names=NAMES)
+        assert "may not send requests" in objection({"origin": "http://evil.example"}, loopback=loopback, names=NAMES)
+        assert "may not send requests" in objection({"origin": "null"}, loopback=loopback, names=NAMES)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
