@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from headrace.connectors.http import NodeRefused
 from headrace.consumers.query import query_errors
@@ -51,7 +53,7 @@ def raised_by_node(url: str, refusal: NodeRefused) -> HeadraceError:
         raised: HeadraceError = getattr(import_module(_HOMES[kind]), kind)(message, action=action, retriable=retriable)
         return raised
     if kind in ("WriteFailed", "QuorumTimeout", *_UNKNOWN):
-        return _of_writer(kind, message, action, retriable=retriable)
+        return _of_writer(kind, message, action, document, retriable=retriable)
     return NodeRefused(
         message,
         action=action,
@@ -68,13 +70,13 @@ def not_a_node(url: str) -> NodeRefused:
     return NodeRefused(f"{url} answers, and not as a node of this build does", action="is this the address of a node?")
 
 
-def _of_writer(kind: str, message: str, action: str, *, retriable: bool) -> HeadraceError:
+def _of_writer(kind: str, message: str, action: str, document: Mapping[str, Any], *, retriable: bool) -> HeadraceError:
     """An error that counts rows; the node's message has the number."""
     from headrace.producers.acks import QuorumTimeout
     from headrace.producers.sender import WriteFailed, WriteUnknown
 
     if kind == "QuorumTimeout":
-        return QuorumTimeout(message, rows=0, lagging={})
+        return QuorumTimeout(message, rows=0, lagging=document.get("lagging") or {})
     if kind in _UNKNOWN:
         return WriteUnknown(message, rows=0, action=action)
     return WriteFailed(message, rows=0, action=action, retriable=retriable)

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from starlette.responses import JSONResponse, Response
 
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
+from headrace.producers.acks import QuorumTimeout
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
 
 def document_of(error: HeadraceError) -> dict[str, object]:
-    """`kind`, `message`, `action` and `retriable` of an error, and `state_unknown` of one of these."""
+    """`kind`, `message`, `action` and `retriable` of an error, `state_unknown` of one of these, and its `lagging`."""
     unknown = {"state_unknown": True} if isinstance(error, StateUnknown) else {}
-    return document(type(error).__name__, error.message, error.action, retriable=error.retriable) | unknown
+    lagging = {"lagging": error.lagging} if isinstance(error, QuorumTimeout) else {}
+    return document(type(error).__name__, error.message, error.action, retriable=error.retriable) | unknown | lagging
 
 
 def document(kind: str, message: str, action: str = "", *, retriable: bool = False) -> dict[str, object]:

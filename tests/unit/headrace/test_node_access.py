@@ -293,6 +293,20 @@ def test_an_error_of_a_node_counts_the_rows(kind: str) -> None:
         assert (kind, 3) == (type(raised.value).__name__, raised.value.rows)
 
 
+def test_the_members_that_lag_are_known_through_a_node(client: Client, node: FakeNode) -> None:
+    """As over Kafka: programs read them, and not the message. Nobody follows this log."""
+    writer = client.writer("d", "t", quorum=1)
+    missed = QuorumTimeout("1 rows are in the log", rows=1, lagging={"n1": {"n1": "has sent no status"}})
+
+    def write(*_: Any) -> None:
+        raise missed
+
+    node.writes.write = write  # type: ignore[method-assign, assignment]
+    with pytest.raises(QuorumTimeout) as raised:
+        writer.write([{"time": T0_NS, "v": 1.0}])
+    assert (missed.lagging, 1) == (raised.value.lagging, raised.value.rows)
+
+
 def test_an_error_of_a_node_has_also_the_rows_that_were_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is several requests: behind one that fails, none is sent."""
     monkeypatch.setattr(_node_access, "ROWS_MAX", 2)
