@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, FormatOptions
-from headrace.connectors.formats.time_rules import TimeRules, as_timestamps
+from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, NS_PER_UNIT, FormatOptions
+from headrace.connectors.formats.time_rules import TimeRules, as_timestamps, instant, looks_like
 from headrace.producers.cluster import Cluster
 from headrace.producers.declared import DeclaredTags, DeclaredTypes
 from headrace.producers.line_requests import (
@@ -28,7 +28,7 @@ from headrace.producers.line_requests import (
 )
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import SchemaError, TypeClash
+from headrace.schemas.tables import TIME_COLUMN, SchemaError, TypeClash
 
 WRITERS_MAX = 256
 """Tables whose writer is kept open; the one that was not used for longest is closed."""
@@ -72,6 +72,7 @@ class LineBatches:
         for name, rows in parsed.tables.items():
             tables[name], refused = self._fitting(database, name, rows)
             rejected += refused
+            self._note_unit(requests[0], name, tables[name])
         tables = _by_first_line(tables)
         # Such a request is alone in its batch (`GroupWriter._take`).
         if requests[0].whole:
@@ -105,6 +106,23 @@ class LineBatches:
             rejected.append(rejected_lines(rows.filter(pa.array(mask)), reason))
             rows = rows.filter(pa.array(~mask))
         return rows, rejected
+
+    def _note_unit(self, request: LineRequest, table: str, rows: pa.Table) -> None:
+        """Log that the times of a table which is about to be made look like another unit than that of its request."""
+        # Once: clients of InfluxDB that forget their precision are answered as there, and see no row of this year.
+        is_new = self._cluster.tables.catalogue.newest(request.database, table).version == 0
+        if not is_new or not rows.num_rows or request.unit is None:
+            return
+        time_ns = rows.column(TIME_COLUMN)[0].as_py()
+        unit = looks_like(time_ns, NS_PER_UNIT[request.unit])
+        if unit not in (None, request.unit):
+            _log.warning(
+                "the times of a new table look like another unit",
+                table=f"{request.database}.{table}",
+                time=instant(time_ns),
+                precision=request.unit,
+                looks_like=unit,
+            )
 
     def _check_whole(
         self,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.formats.interface import TimeUnit
 from headrace.connectors.log.memory import MemoryAppender
@@ -247,3 +248,13 @@ def test_of_many_bad_lines_the_first_have_reasons_and_all_are_counted(writer: Gr
     }
     assert list(range(1, 101)) == [each.line for each in found.refused]
     assert (1, 1, 2) == ((other := answer(second)).rows, other.refused_count, other.refused[0].line)
+
+
+def test_a_new_table_of_another_unit_is_in_the_log(writer: GroupWriter) -> None:
+    """Once, and its rows are taken as they are: of a client that forgets its precision all rows would be of 1970."""
+    with capture_logs() as logs:
+        for unit, time_of in (("ns", "1700000000000"), ("ns", "1700000001000"), ("s", "1700000000"), ("ns", "5000")):
+            assert 1 == answer(writer.submit(lines(f"cpu_{unit} v=1 {time_of}", unit=unit))).rows
+        assert 1 == answer(writer.submit(lines("timeless v=1", unit="h"))).rows
+    found = [(line["table"], line["precision"], line["looks_like"]) for line in logs if "unit" in line["event"]]
+    assert [("db.cpu_ns", "ns", "ms")] == found
