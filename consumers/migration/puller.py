@@ -131,19 +131,22 @@ class SlotPuller:
             return frozenset(range(state.table.slots))
         total = state.table.slots
         # First: what a load adds meanwhile is awaited then.
-        unloaded = self._not_loaded(state.change, group)
+        unloaded = self._not_loaded(state.change, found)
         awaited = (slot_of(each.database, each.bucket, each.slice_number, total) for each in found.store.awaited())
         return frozenset(awaited) | unloaded
 
-    def _not_loaded(self, change: RunningChange | None, group: str) -> frozenset[int]:
-        if change is None or not change.formal or group not in change.gained:
+    def _not_loaded(self, change: RunningChange | None, group: Group) -> frozenset[int]:
+        if change is None or not change.formal or group.name not in change.gained:
             return frozenset()
-        key = change.number, group
+        # Until then it is read by the table before, and so is the former holder: rows of both would be there twice.
+        if group.applied.changes.settled_version < change.table.version:
+            return frozenset()
+        key = change.number, group.name
         if (gained := self._gained.get(key)) is None:
-            gained = slots_of_bits(change.gained[group])
+            gained = slots_of_bits(change.gained[group.name])
             self._gained = {**{each: slots for each, slots in self._gained.items() if each[0] == key[0]}, key: gained}
         number, loaded = self._loaded
-        return gained - loaded.get(group, frozenset()) if number == change.number else gained
+        return gained - loaded.get(group.name, frozenset()) if number == change.number else gained
 
     def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
         """Whether the data of these slots has all arrived within a time; it comes first meanwhile."""
