@@ -167,7 +167,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler of pytest-xdist that distributes whole scopes, with the scopes of `scope_of`."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-    class Scheduler(LoadScopeScheduling):
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         """Distributes scopes to workers in the order of collection, first those that are for the worker."""
 
         def _split_scope(self, nodeid: str) -> str:

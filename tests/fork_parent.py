@@ -55,7 +55,8 @@ def serve(control: socket.socket) -> None:
     signal.set_wakeup_fd(wake)
     reports: dict[int, int] = {}
     while True:
-        readable, _, _ = select.select([control, ended], [], [])
+        watched: list[socket.socket | int] = [control, ended]
+        readable, _, _ = select.select(watched, [], [])
         if ended in readable:
             os.read(ended, MESSAGE_BYTES_MAX)
             report_ended(reports)

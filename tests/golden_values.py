@@ -9,7 +9,7 @@ A later version gets its own directory. The files of an older one never change: 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,12 @@ FIELDS = (
 )
 SERIES = ("pumps,pump=p1,site=north", "pumps,pump=p\\ 2")
 TIMES = (1_767_225_600_000_000_000, 1_767_225_610_000_000_001, -1)
-COLUMNS = ([12.5, None, float("inf")], ["on", "", None], [True, None, False], [2**62, -1, None])
+COLUMNS: tuple[Sequence[object], ...] = (
+    [12.5, None, float("inf")],
+    ["on", "", None],
+    [True, None, False],
+    [2**62, -1, None],
+)
 DIGEST = "segment.parquet"
 STATUS = Status(
     node="n1",
@@ -352,9 +357,9 @@ def _sync() -> list[Golden]:
     deletes = (CarriedDelete(2, 900, (("pump", ("p1",)),), None, TIMES[0]),)
     place = ("plant", "pumps", 86_400_000_000_000, 8, 20_454, 3, 1, 5, 9, 0, "000001-000000000000005")
     columns = (("site",), (("flow", "double"),), "us")
-    sizes = (4_567, bytes(range(16)), b"", 120, bytes(range(16)), 1 << 20, 1)
+    content = (bytes(16), 4_567, bytes(range(16)), b"", 120, bytes(range(16)), 1 << 20, 1)
     file = SyncFile(
-        "e1/1/a.parquet", ("e1",), *place, 3, TIMES[2], TIMES[1], *columns, bytes(16), *sizes, deletes, settled="000001"
+        "e1/1/a.parquet", ("e1",), *place, 3, TIMES[2], TIMES[1], *(*columns, *content), deletes, settled="000001"
     )
     manifest = SyncManifest("sender-1", "store-1", "ä", 2, 7, 4, file)
     chunk = SyncChunk("sender-1", 2, 7, 0, b"bytes")
@@ -441,7 +446,9 @@ def main(replace: bool) -> None:
     """Write the golden files of the current version."""
     folder = DIRECTORY / VERSION
     folder.mkdir(parents=True, exist_ok=True)
-    files = {f"{golden.name}.bin": partial(golden.encode, golden.value) for golden in goldens()}
+    files: dict[str, Callable[[], bytes]] = {
+        f"{golden.name}.bin": partial(golden.encode, golden.value) for golden in goldens()
+    }
     files[DIGEST] = segment_bytes
     for name, encode in files.items():
         path = folder / name

@@ -44,7 +44,7 @@ def encoded(batch: pa.RecordBatch, compression: str | None = None, copies: int =
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         for _ in range(copies):
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def poison_payloads() -> dict[str, bytes]:

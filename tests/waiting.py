@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 WAIT_S = 120.0
 # Each look at a node costs it and the test some milliseconds of CPU time, and others run beside this one: what does not
@@ -14,7 +14,14 @@ POLL_SHARE = 0.1
 BRIEF_POLL_S = 0.02
 
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, *, briefly: bool = False) -> None:
+class Condition(Protocol):
+    """What may hold. No `Callable`: for mypy a lambda that binds values of a loop (`name=name`) is none without arguments."""
+
+    def __call__(self) -> bool:
+        """If it holds now."""
+
+
+def eventually(condition: Condition, what: str, timeout_s: float = WAIT_S, *, briefly: bool = False) -> None:
     """Wait until a condition holds; fails with `what` after a timeout that only a broken system reaches.
 
     `briefly`: it may hold for a moment only, so it is looked at all the time.

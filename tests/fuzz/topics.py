@@ -261,9 +261,9 @@ def transfers() -> Case:
 def chunk_of(body: SyncFile, chance: random.Random) -> bytes:
     """A chunk of a file, most often with a hostile number or size; its digest holds, unless its bytes are changed."""
     size = chance.choice((body.chunk_bytes, body.chunk_bytes, 0, 1))
-    numbers = (chance.choice((1, 1, 2, *WIDE_EDGES)) for _ in range(2))
     place = chance.choice((0, 0, 1, 2, 2**31 - 1, -(2**31), -1))
-    value = encode_chunk(SyncChunk(SENDER, *numbers, place, bytes(size)))
+    session, number = (chance.choice((1, 1, 2, *WIDE_EDGES)) for _ in range(2))
+    value = encode_chunk(SyncChunk(SENDER, session, number, place, bytes(size)))
     return mutated(value, chance, HEADER_BYTES) if chance.random() < 0.1 else value
 
 
