@@ -42,7 +42,7 @@ def test_the_member_that_noticed_the_loss_and_has_most_decides() -> None:
 @pytest.mark.parametrize(
     "changed", [{"topic_id": "before"}, {"durable_offset": 40}, {"reason": FENCED}], ids=["topic", "end", "fenced"]
 )
-def test_a_member_that_cannot_have_noticed_the_loss_may_hold_more(changed: dict[str, object]) -> None:
+def test_a_member_that_cannot_have_noticed_the_loss_may_hold_more(changed: dict[str, Any]) -> None:
     """It follows another topic, has read more than there is, or reads nothing; one that holds less does not matter."""
     unaware = replace(OTHER, **changed)
     assert [unaware] == unaware_of_loss([BEST, unaware], BEST, LOG)

@@ -101,7 +101,12 @@ def opened(closed: list[str]) -> tuple[ClusterConnection, threading.Event]:
     last = threading.Event()
 
     def part(name: str) -> Any:
-        return SimpleNamespace(close=lambda: (closed.append(name), last.set() if name == "log" else None))
+        def close() -> None:
+            closed.append(name)
+            if name == "log":
+                last.set()
+
+        return SimpleNamespace(close=close)
 
     cluster = Cluster(*(part(name) for name in ("log", "topics", "routing", "tables", "watch", "appender")))
     connection = ClusterConnection(lambda: cluster)

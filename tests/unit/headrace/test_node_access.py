@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Iterator[FakeNode]:
 @pytest.fixture
 def url(node: FakeNode) -> Iterator[str]:
     """Its address."""
-    server = Server(create_app(node))  # type: ignore[arg-type]
+    server = Server(create_app(node))
     yield server.start()
     server.stop()
 
@@ -99,7 +99,7 @@ def test_tables_are_deleted_from_dropped_and_kept_for_a_time(client: Client, nod
     with pytest.raises(DeleteInvalid, match="no tag 'site'"):
         client.delete("plant", "pumps", {"site": "a"})
     # A filter that came out empty must not end a table.
-    for tags in (None, {}):
+    for tags in (None, dict[str, str]()):
         with pytest.raises(DeleteInvalid, match="every row"):
             client.delete("plant", "pumps", tags)
     client.set_retention("plant", "pumps", None)
@@ -276,7 +276,7 @@ def test_a_write_is_repeated_until_it_is_confirmed(monkeypatch: pytest.MonkeyPat
 
 def test_a_quorum_that_is_late_is_reported_and_not_repeated() -> None:
     """The rows are in the log: only the members are late."""
-    found = (200, {}, SCHEMAS)
+    found: tuple[int, dict[str, str], dict[str, Any]] = (200, {}, SCHEMAS)
     server = answering([found, found, found, (503, {}, refusal("QuorumTimeout", state_unknown=True))])
     with server as url, headrace.connect(node=url) as client, pytest.raises(QuorumTimeout):
         client.writer("d", "t").write([{"time": T0_NS, "v": 1.0}])
@@ -286,10 +286,11 @@ def test_a_quorum_that_is_late_is_reported_and_not_repeated() -> None:
 @pytest.mark.parametrize("kind", ["QuorumTimeout", "WriteFailed"])
 def test_an_error_of_a_node_counts_the_rows(kind: str) -> None:
     """As the same error over Kafka: programs read the number, and not the message."""
-    found = (200, {}, SCHEMAS)
+    found: tuple[int, dict[str, str], dict[str, Any]] = (200, {}, SCHEMAS)
     with answering([found, found, found, (503, {}, refusal(kind))]) as url, headrace.connect(node=url) as client:
         with pytest.raises((QuorumTimeout, WriteFailed)) as raised:
             client.writer("d", "t").write([{"time": T0_NS + number * 1_000, "v": 1.0} for number in range(3)])
+        assert isinstance(raised.value, QuorumTimeout | WriteFailed)
         assert (kind, 3) == (type(raised.value).__name__, raised.value.rows)
 
 

@@ -242,7 +242,7 @@ def test_bad_values_name_the_setting_and_where_it_is_from(
 ) -> None:
     """A value of the wrong type or out of bounds is never replaced by the default."""
     with pytest.raises(SettingsInvalid, match=expected):
-        load(tmp_path, toml, **environment)
+        load(tmp_path, toml, None, **environment)
 
 
 def test_every_number_has_bounds() -> None:
@@ -432,7 +432,7 @@ def test_a_node_without_settings_of_a_user_checks_them_too() -> None:
     """Code that makes settings by itself cannot pass a value that a file could not."""
     for wrong in ({"seal_rows": 0}, {"seal_rows": True}, {"seal_row": 1}, {"encode_threads": "2"}):
         with pytest.raises(ValidationError):
-            StoreSection(**wrong)  # type: ignore[arg-type]
+            StoreSection(**wrong)
 
 
 def test_settings_load_nothing_heavy() -> None:

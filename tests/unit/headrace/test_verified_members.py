@@ -55,7 +55,7 @@ class FakeView:
     ids=["busy", "markers", "late"],
 )
 def test_a_member_that_is_down_takes_no_other_one_out(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, int], missing: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], missing: tuple[str, ...]
 ) -> None:
     """It uses up the time of all groups. One look at the others is enough, also where a writer keeps them busy.
 

@@ -26,6 +26,7 @@ from headrace.producers.settings import WriteSettings
 from headrace.schemas.records import Create
 from headrace.schemas.tables import Catalogue
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
+from tests.unit.serve.part_of_node import PartOfNode
 
 TOPICS = Topics("c")
 START_NS = 1_700_006_400_000_000_000
@@ -38,8 +39,12 @@ def new_log() -> MemoryLog:
     return log
 
 
-class FakeNode:
+class FakeNode(PartOfNode):
     """A NodeApi whose values a test sets."""
+
+    engine: QueryEngine
+    writes: NodeWriter
+    scanner: GroupScanner
 
     def __init__(self, directory: Path) -> None:
         self.source = MemorySource(directory)
@@ -73,7 +78,7 @@ class FakeNode:
     def ready(self) -> tuple[bool, list[str]]:
         return not self.reasons, self.reasons
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Any:
         return {
             "cluster": "c",
             "node": "n1",

@@ -200,7 +200,7 @@ def test_a_link_that_is_no_query_is_refused(client: httpx.Client, query: str) ->
 @pytest.mark.parametrize(("limit", "rows"), [(3, 3), (2**63 - 1, 15)])
 def test_a_limit_of_64_bits_is_one(client: httpx.Client, limit: int, rows: int) -> None:
     """Also the largest one, in a body and in an address."""
-    given = {"sql": "SELECT * FROM iot.readings", "limit": limit}
+    given: dict[str, str | int] = {"sql": "SELECT * FROM iot.readings", "limit": limit}
     assert rows == len(client.post("/api/v1/query", json=given).json())
     given["q"] = given.pop("sql")
     assert rows == len(client.get("/api/v1/query", params=given).json())

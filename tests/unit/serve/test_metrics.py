@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.consumers.migration.pull_figures import PullFigures
-from headrace.consumers.query.engine import QuerySettings, QueryStatistics
+from headrace.consumers.query.engine import QueryStatistics
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
+from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
@@ -20,6 +21,7 @@ from headrace.consumers.serve.write_api import WriteFigures
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.group_writer import GroupWriterStatistics
 from headrace.producers.settings import WriteSettings
+from tests.unit.serve.part_of_node import PartOfNode
 
 EXPECTED = Path(__file__).with_name("metrics.txt")
 RECOVERY = {
@@ -53,8 +55,8 @@ JOURNAL = {
 
 def group(name: str, role: str, **values: Any) -> dict[str, Any]:
     """The status of a group as far as the metrics show it."""
-    defaults = {"recovery": None, "epoch": 3, "ignored": {}, "segments": 0, "segment_rows": 0, "segment_bytes": 0}
-    defaults |= {"block_bytes": 512, "last_row_bytes": 256}
+    defaults: dict[str, Any] = {"recovery": None, "epoch": 3, "ignored": {}}
+    defaults |= {"segments": 0, "segment_rows": 0, "segment_bytes": 0, "block_bytes": 512, "last_row_bytes": 256}
     return {"group": name, "role": role, "live_rows": 7, "live_bytes": 1_234, **defaults, **values}
 
 
@@ -74,29 +76,29 @@ CLUSTER = {
 }
 
 
-class MeasuredNode:
+class MeasuredNode(PartOfNode):
     """A node that leads one group and recovers another; its engine has counters only."""
 
-    engine = SimpleNamespace(
+    engine: Any = SimpleNamespace(
         statistics=QueryStatistics(1, 10, 5, 2, 3, 40, 500, 1.5, 2.75),
         settings=QuerySettings(memory_limit_mb=200, timeout_ms=20_000, queries_max=2),
         scheduler=DriverScheduler(SchedulerLimits(), lambda _call: None),
     )
 
-    scanner = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))
-    writes = SimpleNamespace(
+    scanner: Any = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))
+    writes: Any = SimpleNamespace(
         statistics=GroupWriterStatistics(90, 4_500, 3, 2, 1, 20, 5, 2_000),
         figures=WriteFigures(7, 4, BodyRoom(9_000)),
         settings=WriteSettings(),
     )
 
-    migration = SimpleNamespace(
+    migration: Any = SimpleNamespace(
         synced=SimpleNamespace(
             uploads=SimpleNamespace(open_uploads=1, staged_bytes=2_000, taken=5, refused=1, settings=SyncSettings())
         )
     )
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Any:
         """See NodeApi."""
         leader = group(
             "n1",

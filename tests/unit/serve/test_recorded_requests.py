@@ -90,7 +90,7 @@ def by_command(directory: Path, requests: list[Recorded]) -> list[tuple[str, str
     """The rows that `headrace write` makes of the same lines, at a node of its own."""
     (directory / "segments").mkdir(parents=True)
     node = FakeNode(directory / "segments")
-    server = Server(create_app(node))  # type: ignore[arg-type]
+    server = Server(create_app(node))
     url = server.start()
     for number, request in enumerate(requests):
         file = directory / f"{number}.lp"
@@ -112,7 +112,7 @@ def test_recorded_requests_write_the_rows_of_their_lines(
     """Each request has the answer of InfluxDB, and the rows are those of `headrace write` with the same lines."""
     monkeypatch.chdir(tmp_path)
     requests = [Recorded(path) for path in sorted((RECORDED / client).iterdir())]
-    server = Server(create_app(node))  # type: ignore[arg-type]
+    server = Server(create_app(node))
     url = server.start()
     for request in requests:
         status, body = answer_to(url, request.bytes)

@@ -40,9 +40,9 @@ def requests_that_wait(
         raise OSError("no broker")
 
     monkeypatch.setattr(node.writes, name, waits)
-    body = {"content": arrow_stream()} if method == "POST" else {}
+    content = arrow_stream() if method == "POST" else None
     with ThreadPoolExecutor(REQUESTS) as pool, httpx.Client(base_url=client.base_url, timeout=60) as others:
-        pending = [pool.submit(others.request, method, url, **body) for _ in range(REQUESTS)]
+        pending = [pool.submit(others.request, method, url, content=content) for _ in range(REQUESTS)]
         try:
             assert waiting.acquire(timeout=20)
             assert waiting.acquire(timeout=20)

@@ -7,7 +7,6 @@ import gc
 import json
 import socket
 import threading
-from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -90,7 +89,7 @@ def test_an_asker_that_leaves_ends_its_scan_without_a_trace(monkeypatch: pytest.
     async def leave_early() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        answer = cast(AsyncGenerator[bytes, None], service._stream(cast(Any, scan), cast(Any, None)))
+        answer = service._stream(cast(Any, scan), cast(Any, None))
         assert b"" != await anext(answer)
         await answer.aclose()
         assert await loop.run_in_executor(None, scan.ended.wait, 10)

@@ -24,6 +24,7 @@ from headrace.consumers.serve.operations import snapshot_routes
 from headrace.consumers.serve.server import Server
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry, SnapshotUnknown
 from headrace.consumers.store import SegmentEntry, Store, StoreSnapshot
+from tests.unit.serve.part_of_node import PartOfNode
 from tests.unit.store.builders import write
 
 DATA = b"a segment"
@@ -35,11 +36,13 @@ def entry(name: str = "db/t/1.parquet", data: bytes = DATA) -> SegmentEntry:
     return SegmentEntry(name, "db", "t", 0, 0, 1, 1, 1, 0, 1, 0, 0, len(data), "content", digest, 1, 0)
 
 
-class FakeStore:
+class FakeStore(Store):
     """Writes one segment and one file of the index; calls `on_snapshot` meanwhile."""
 
+    state: bytes | None = None
+
     def __init__(self, on_snapshot: Callable[[FakeStore], None] = lambda _store: None) -> None:
-        self.state: bytes | None = GroupState(version=5, offset=7).to_bytes()
+        self.state = GroupState(version=5, offset=7).to_bytes()
         self.on_snapshot = on_snapshot
 
     def snapshot(self, directory: Path) -> StoreSnapshot:
@@ -145,8 +148,10 @@ def test_the_number_of_snapshots_is_bounded(tmp_path: Path) -> None:
     registry.make("g", "topic", 1, FakeStore())
 
 
-class FakeNode:
+class FakeNode(PartOfNode):
     """A node with one group `g`."""
+
+    snapshots: SnapshotRegistry
 
     def __init__(self, directory: Path) -> None:
         self.snapshots = SnapshotRegistry(directory)

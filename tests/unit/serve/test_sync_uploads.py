@@ -17,6 +17,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from headrace.connectors.files import fsync_file
 from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.serve import request_bodies, sync_service, sync_uploads
@@ -145,7 +146,7 @@ def test_a_full_disk_is_reported_and_passes(
     group: FakeGroup, file: SealedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk at any sync refuses the file for now; with space the same file is taken."""
-    uploads, request, sync = uploads_of(group), request_of(file), sync_uploads.fsync_file
+    uploads, request, sync = uploads_of(group), request_of(file), fsync_file
     for at in (1, 2):
         calls: list[Path] = []
 
@@ -245,7 +246,7 @@ def test_staged_files_survive_a_restart_until_they_are_old(group: FakeGroup, fil
 def test_a_full_disk_frees_the_place_of_its_upload(group: FakeGroup, file: SealedFile) -> None:
     """Closing the file fails as well, as its buffer has no room; the next upload finds its place all the same."""
     uploads, request = uploads_of(group, uploads_max=1), request_of(file)
-    (group.store.staging_directory / f"{request.content_digest}.1{sync_uploads.UPLOAD_SUFFIX}").symlink_to("/dev/full")
+    (group.store.staging_directory / f"{request.content_digest}.1{UPLOAD_SUFFIX}").symlink_to("/dev/full")
     with pytest.raises(StoreFull):
         take(uploads, request, file.data)
     assert 0 == uploads.open_uploads

@@ -58,7 +58,8 @@ class Scene:
 
     @contextmanager
     def _session(self, *_options: object) -> Iterator[ClusterSession]:
-        yield ClusterSession(self.log, TOPICS, *read_membership(self.log, TOPICS))
+        log: Any = self.log
+        yield ClusterSession(log, TOPICS, *read_membership(self.log, TOPICS))
 
     def append(self, *records: MembershipRecord) -> None:
         """Append records to the membership log."""

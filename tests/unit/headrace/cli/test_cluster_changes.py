@@ -138,7 +138,8 @@ class Cluster:
     @contextmanager
     def session(self, *_options: object) -> Iterator[ClusterSession]:
         """See `cluster_session`."""
-        yield ClusterSession(self.log, TOPICS, *read_membership(self.log, TOPICS))
+        log: Any = self.log
+        yield ClusterSession(log, TOPICS, *read_membership(self.log, TOPICS))
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import click
 import pytest
 import structlog
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -226,11 +226,12 @@ def test_unknown_options_are_usage_errors() -> None:
     assert 2 == CliRunner().invoke(build_app(), ["broker", "start", "--no-such-option"]).exit_code
 
 
-def leaves(command: click.Command, trail: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+def leaves(command: object, trail: tuple[str, ...] = ()) -> dict[tuple[str, ...], TyperCommand]:
     """Every command that does something, by its words."""
-    if not hasattr(command, "commands"):
+    if not isinstance(command, TyperGroup):
+        assert isinstance(command, TyperCommand)
         return {trail: command}
-    found: dict[tuple[str, ...], click.Command] = {}
+    found: dict[tuple[str, ...], TyperCommand] = {}
     for name, inner in command.commands.items():
         found |= leaves(inner, (*trail, name))
     return found
@@ -261,9 +262,9 @@ def test_a_command_line_loads_its_noun_alone() -> None:
         # One module offers two commands.
         assert set(expected) == {words for words in alone if words[0] != "down"}
         for words, command in expected.items():
-            assert command.get_help(click.Context(command)) == alone[words].get_help(click.Context(alone[words]))
-    for words in ([], ["--help"], ["quary"], ["down"]):
-        assert set(whole) == set(leaves(get_command(build_app(words))))
+            assert command.get_help(typer.Context(command)) == alone[words].get_help(typer.Context(alone[words]))
+    for line in ([], ["--help"], ["quary"], ["down"]):
+        assert set(whole) == set(leaves(get_command(build_app(line))))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, None])

@@ -57,7 +57,7 @@ def test_json_has_one_shape_when_an_age_was_allowed() -> None:
     rows = [b'[{"a":1},\n', b'{"a":2}]\n']
     assert [{"a": 1}, {"a": 2}] == json.loads(b"".join(StaleAnswer(None).document(iter(rows))))
     allowed = StaleAnswer("5m")
-    expected = {"as_of": None, "rows": [{"a": 1}, {"a": 2}]}
+    expected: dict[str, object] = {"as_of": None, "rows": [{"a": 1}, {"a": 2}]}
     assert expected == json.loads(b"".join(allowed.document(iter(rows))))
     allowed.note(MOMENT)
     expected["as_of"] = "2026-01-02T03:04:05.678Z"

@@ -31,11 +31,11 @@ def test_the_name_of_a_file_comes_out_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict", "latin-1"])
 def test_json_is_json_in_every_encoding(encoding: str) -> None:
     """Texts that the output cannot have are escaped, in results and in errors."""
-    name, variables = "\u20ac\udcff", {"PYTHONIOENCODING": encoding}
-    done = headrace("config", "show", "--json", HEADRACE__NODE__ID=name, **variables)
+    name = "\u20ac\udcff"
+    done = headrace("config", "show", "--json", HEADRACE__NODE__ID=name, PYTHONIOENCODING=encoding)
     assert (0, b"") == (done.returncode, done.stderr)
     assert name == json.loads(done.stdout.decode())["node.id"]
-    refused = headrace("config", "show", "--json", "-X", name, **variables)
+    refused = headrace("config", "show", "--json", "-X", name, PYTHONIOENCODING=encoding)
     assert f"-X {name} is not KEY=VALUE" == json.loads(refused.stderr.decode())["error"]["message"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from headrace.workload import machine
@@ -46,7 +47,7 @@ def test_rates_are_growth_per_second(monkeypatch: pytest.MonkeyPatch, after: int
     The time is whole microseconds, which every table keeps.
     """
     traffic = SimpleNamespace(bytes_recv=1_000, bytes_sent=0)
-    monkeypatch.setattr(machine.psutil, "net_io_counters", lambda **_: {"eth0": traffic})
+    monkeypatch.setattr(psutil, "net_io_counters", lambda **_: {"eth0": traffic})
     clock = [10.0]
     monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: clock[0], time_ns=lambda: 7_999))
     sampler = MachineSampler("here")
@@ -60,7 +61,7 @@ def test_a_device_that_appears_is_reported_from_the_next_sample_on(monkeypatch: 
     """A device without an earlier count has no rate yet; one that is gone is not reported."""
     traffic = SimpleNamespace(bytes_recv=1, bytes_sent=1)
     present: dict[str, SimpleNamespace] = {"old": traffic}
-    monkeypatch.setattr(machine.psutil, "net_io_counters", lambda **_: dict(present))
+    monkeypatch.setattr(psutil, "net_io_counters", lambda **_: dict(present))
     sampler = MachineSampler("here")
     present.clear()
     present["new"] = traffic
@@ -70,7 +71,7 @@ def test_a_device_that_appears_is_reported_from_the_next_sample_on(monkeypatch: 
 
 def test_no_disk_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the operating system has no disk counters, the other rows are still produced."""
-    monkeypatch.setattr(machine.psutil, "disk_io_counters", lambda **_: None)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda **_: None)
     kinds = {row["kind"] for row in MachineSampler("here").sample()}
     assert "disk" not in kinds
     assert "memory" in kinds
