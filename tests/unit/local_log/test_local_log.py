@@ -287,7 +287,11 @@ def test_headers_without_room_in_a_record_are_refused_at_once(tmp_path: Path) ->
     log.create_topic("a", {})
     appender, reports = log.appender(), Reports()
     first = threading.Event()
-    appender.append("a", b"0", on_delivery=lambda _offset, _error: first.wait(20) and None)
+
+    def wait(_offset: int | None, _error: HeadraceError | None) -> None:
+        first.wait(20)
+
+    appender.append("a", b"0", on_delivery=wait)
     for headers in ((("h" * 65_536, b""),), (("h", b""),) * 65_536):
         with pytest.raises(RecordTooLarge, match="topic a"):
             appender.append("a", b"refused", headers=headers)

@@ -184,7 +184,7 @@ def test_a_slot_is_done_when_every_copy_has_it() -> None:
     assert (SlotState.DONE, 1) == (state.slot_state(slot), state.change and state.change.slots_done)
     # Of a node that is no member of the new group, of a slot that did not move or does not exist, of no slot.
     for wrong in (("plant-5", slot), (JOINER, 0), (JOINER, 60), (JOINER, -1)):
-        assert Verdict.INVALID == verdict(state, SlotDone(1, wrong[0], wrong[1:]))  # type: ignore[arg-type]
+        assert Verdict.INVALID == verdict(state, SlotDone(1, wrong[0], wrong[1:]))
     assert Verdict.INVALID == verdict(state, SlotDone(1, JOINER, ()))
     state = run(state, *reports(state))
     assert state.change is None

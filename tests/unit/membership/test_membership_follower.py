@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from headrace.connectors import deadline
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import read_to_end
+from headrace.connectors.log.port import TopicState, read_to_end
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.membership_follower import LOOK_INTERVAL_S, MembershipFollower
@@ -38,6 +38,10 @@ class Followed:
         for record in records:
             headers = format_headers(format_of_membership(record))
             self.log.store(TOPIC, encode_membership("w", record), None, headers)
+
+    def answers(self) -> bool:
+        """Whether the log answers."""
+        return self.follower.log_answers
 
     def turn(self, turns: int = 3) -> list[Verdict]:
         """The verdicts on what was read in some turns."""
@@ -120,9 +124,14 @@ def test_an_idle_node_looks_once_an_interval(followed: Followed) -> None:
 
 def test_what_is_expected_comes_without_looks(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader waits for it: in each turn, and the end of the log is asked for once an interval."""
-    looks = []
+    looks: list[str] = []
     describe = followed.log.describe
-    monkeypatch.setattr(followed.log, "describe", lambda topic: looks.append(topic) or describe(topic))
+
+    def look(topic: str) -> TopicState:
+        looks.append(topic)
+        return describe(topic)
+
+    monkeypatch.setattr(followed.log, "describe", look)
     for _ in range(20):
         followed.follower.expect()
         assert [] == followed.follower.turn()
@@ -177,16 +186,16 @@ def test_a_record_of_a_later_build_stops_the_node_right_before_it(followed: Foll
 
 def test_a_log_that_does_not_answer_is_followed_again_later(followed: Followed) -> None:
     """The state stays, and is no reason to serve nothing."""
-    assert followed.follower.log_answers
+    assert followed.answers()
     followed.log.unavailable = True
     followed.turn(4)
-    assert not followed.follower.log_answers
+    assert not followed.answers()
     assert followed.follower.fault
     assert "" == followed.follower.failure
     followed.log.unavailable = False
     followed.append(CLAIMS[1])
     assert [Verdict.ACCEPTED] == followed.turn()
-    assert followed.follower.log_answers
+    assert followed.answers()
     assert "" == followed.follower.fault
 
 

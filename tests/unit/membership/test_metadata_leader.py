@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def begun(*records: MembershipChange) -> MembershipState:
     return state
 
 
-def view(state: MembershipState, node: str = "n2", present: tuple[Presence, ...] = (), **rest: object) -> MetadataView:
+def view(state: MembershipState, node: str = "n2", present: tuple[Presence, ...] = (), **rest: Any) -> MetadataView:
     """What a node knows; all nodes are online unless `present` names others."""
     found = present or tuple(presence(each) for each in NODES)
     detector = FailureDetector()

@@ -29,7 +29,7 @@ from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import ChangeKind, Formal, MetadataClaim, PreDone
 from headrace.schemas.messages import Leadership
-from headrace.schemas.records import Create
+from headrace.schemas.records import Create, MembershipRecord
 
 NODES = tuple(f"plant-{number}" for number in range(1, 6))
 LEADERSHIP = Leadership(1, "plant-1", "a")
@@ -49,7 +49,8 @@ def running(phase: Phase) -> MembershipState:
     """A cluster where a node joins."""
     state = state_of()
     record = change_record(plan_change(state, ADD, ALL), replace(ALL, joiners=[JOINER]), LEADERSHIP)
-    for each in (record, *(PreDone(1, node, node, 1, 1) for node in NODES), Formal(LEADERSHIP, 1)):
+    records: list[MembershipRecord] = [record, *(PreDone(1, node, node, 1, 1) for node in NODES), Formal(LEADERSHIP, 1)]
+    for each in records:
         if phase is not Phase.PRE or each is record:
             state, verdict = state.apply(each)
             assert verdict is Verdict.ACCEPTED

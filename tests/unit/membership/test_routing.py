@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -98,7 +98,8 @@ def test_a_new_group_is_written_to_once_it_has_a_topic(cluster: Growing, routing
 def test_slots_are_moving_from_the_newer_table_on_until_the_change_ends(cluster: Growing) -> None:
     """By that the receivers of sync wait with deletes; in the first phase, and behind the end, nobody waits."""
     moving = [route_of(cluster.state, everywhere).moving]
-    for step in (lambda: cluster.begin(ChangeKind.ADD, "n5"), cluster.formal, cluster.finish):
+    steps: list[Callable[[], object]] = [lambda: cluster.begin(ChangeKind.ADD, "n5"), cluster.formal, cluster.finish]
+    for step in steps:
         step()
         moving.append(route_of(cluster.state, everywhere).moving)
     assert [False, False, True, False] == moving

@@ -200,15 +200,17 @@ def test_a_group_is_copied_once_even_while_the_coordinator_plans_for_another_one
 
     def sources_of(self: RecoveryCoordinator, topic: str, group: Group) -> list[Status]:
         environment = self._environment
-        environment.caught_up = lambda other: position(self._groups[other].name) != 0
+        monkeypatch.setattr(environment, "caught_up", lambda other: position(self._groups[other].name) != 0)
         if position(group.name) == 0 and group.health.conditions.recovery is None and not planning.is_set():
             planning.set()
             assert installed.wait(20.0)
             # The log consumer has not sought to its new offset yet.
             durable_offset = environment.durable_offset
-            environment.durable_offset = lambda other: (
-                -1 if position(self._groups[other].name) == 1 else durable_offset(other)
-            )
+
+            def before_the_copy(other: str) -> int:
+                return -1 if position(self._groups[other].name) == 1 else durable_offset(other)
+
+            monkeypatch.setattr(environment, "durable_offset", before_the_copy)
         return sources(self, topic, group)
 
     def released(self: RecoveryCoordinator, topic: str) -> None:

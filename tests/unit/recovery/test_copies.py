@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -254,11 +254,12 @@ def test_a_copy_that_the_log_no_longer_continues_is_not_installed(
 
 @pytest.mark.parametrize("changed", [{"topic_id": "another"}, {"http": ""}])
 def test_a_member_of_another_topic_or_without_an_address_is_no_source(
-    recovery: Recovery, changed: dict[str, str]
+    recovery: Recovery, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
 ) -> None:
     """Its offsets mean nothing here, or nobody can ask it."""
-    status = replace(source(), **{"topic_id": recovery.node.topic_id(TOPIC), **changed})
-    recovery.node.live = lambda _group: [status]  # type: ignore[method-assign]
+    changes: dict[str, Any] = {"topic_id": recovery.node.topic_id(TOPIC), **changed}
+    status = replace(source(), **changes)
+    monkeypatch.setattr(recovery.node, "live", lambda _group: [status])
     recovery.log.trim(TOPIC, 1)
     recovery.health.report(Event.TRIM, "the log begins at offset 1, 0 is needed")
     recovery.coordinator.turn()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.consumers.recovery import file_copy
 from headrace.consumers.recovery.file_copy import (
     PARTS,
     RECOVERED,
@@ -101,10 +101,10 @@ def test_a_swap_that_failed_at_a_sync_is_durable_before_the_old_store_is_deleted
             assert not unsynced & {RECOVERED, *PARTS}, path
         real_rmtree(path, **named)
 
-    real_rmtree = file_copy.shutil.rmtree
+    real_rmtree = shutil.rmtree
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    monkeypatch.setattr(file_copy.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
     with contextlib.suppress(OSError):
         commit_copy(tmp_path, "g")
     decided = is_committed(tmp_path, "g")

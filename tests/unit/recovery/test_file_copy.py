@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -310,7 +311,7 @@ def test_the_old_store_stays_until_the_new_one_is_in_place(tmp_path: Path, monke
     prepared(tmp_path)
     real = shutil.rmtree
 
-    def watched(path: Path, **options: bool) -> None:
+    def watched(path: Path, **options: Any) -> None:
         if any(old in found(Path(path)).values() for old in OLD.values()):
             assert CONTENT == of_group(tmp_path)
         real(path, **options)

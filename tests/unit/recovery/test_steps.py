@@ -75,7 +75,10 @@ class FakeNode:
         self.reassigned = 0
         self.opened = Store.open(directory, "g")
         limits = ReplicationLimits()
-        self.group = Group("g", Founding(("n1", "n2", "n3")), self.opened, None, limits, lambda _group, _version: None)
+        tables: Any = None
+        self.group = Group(
+            "g", Founding(("n1", "n2", "n3")), self.opened, tables, limits, lambda _group, _version: None
+        )
         self.groups = {TOPIC: self.group}
 
     def close(self) -> None:
@@ -218,7 +221,9 @@ def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery
 
 
 @pytest.mark.parametrize("loss", ["none", "made again", "cut", "cut and written on"])
-def test_wrong_data_is_not_rebuilt_from_a_log_that_lost_what_was_read(recovery: Recovery, loss: str) -> None:
+def test_wrong_data_is_not_rebuilt_from_a_log_that_lost_what_was_read(
+    recovery: Recovery, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
     """The log begins with its first record, and has nothing of what the files beside the rotted one hold."""
     node, log = recovery.node, recovery.log
     append_records(log, 3)
@@ -228,7 +233,7 @@ def test_wrong_data_is_not_rebuilt_from_a_log_that_lost_what_was_read(recovery: 
         read = b"another message" if loss == "cut and written on" else b"no message 2"
         node.newest = Cursor(3, 2, record_digest(read), 0)
     if loss == "made again":
-        node.topic_id = lambda _topic: "the topic before"  # type: ignore[method-assign]
+        monkeypatch.setattr(node, "topic_id", lambda _topic: "the topic before")
     recovery.wrong_data.mark(TOPIC, "a file has changed")
     recovery.coordinator.turn()
     recovery.pool.run()
