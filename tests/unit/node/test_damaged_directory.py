@@ -21,6 +21,7 @@ from headrace.consumers.replication.journal import Journal
 from headrace.consumers.store import StoreFormatUnknown
 from headrace.consumers.store.index import FAMILIES
 from headrace.schemas.messages import NO_CHAIN
+from tests.present import present
 from tests.unit.nodes import Nodes, rows, running_nodes
 from tests.unit.statuses import newer
 from tests.waiting import eventually
@@ -55,7 +56,7 @@ def test_a_state_of_a_newer_build_ends_the_start_and_stays(nodes: Nodes) -> None
     options = Options(raw_mode=True)
     database = Rdict(str(index), options, {name: Options(raw_mode=True) for name in FAMILIES})
     state = database.get_column_family("state")
-    state[b"state"] = newer(state[b"state"])
+    state[b"state"] = newer(present(state[b"state"]))
     state.close()
     database.close()
     segments = set(directory.rglob("*.parquet"))

@@ -241,7 +241,7 @@ def test_a_group_out_of_sync_is_read_from_another_member(nodes: Nodes) -> None:
         for group in node.groups.values():
             group.health.report(Event.AGREE)
     elsewhere = next(name for name in NAMES if name not in {group.name for group in node.groups.values()})
-    query = {"group": elsewhere, "version": 1, "sealed_version": 1}
+    query: dict[str, str | int] = {"group": elsewhere, "version": 1, "sealed_version": 1}
     refused = httpx.get(f"{node.http_address}/api/v1/evidence", params=query)
     assert (409, "SlotNotHeld") == (refused.status_code, refused.json()["error"]["kind"])
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import TopicMissing
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.log_monitor import LogMonitor
@@ -34,6 +34,20 @@ class Consumer:
         self.reopened.append(topic)
 
 
+def monitor_of(
+    log: Log,
+    tables: Any,
+    groups: Any,
+    identity: Any,
+    consumer: Any,
+    readiness: Any,
+    clock: ManualClock,
+    cluster_topics: Any = None,
+) -> LogMonitor:
+    """A monitor over the parts that a test needs."""
+    return LogMonitor(log, tables, groups, identity, consumer, readiness, cluster_topics, clock)
+
+
 @pytest.mark.parametrize(("end", "follows", "reopened"), [(5, True, []), (4, True, [TOPIC]), (4, False, [])])
 def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows: bool, reopened: list[str]) -> None:
     """Its reader may wait behind the end without an error. A group that does not follow has nothing to compare."""
@@ -45,12 +59,10 @@ def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows:
     identity = SimpleNamespace(topics={TOPIC: log.describe(TOPIC).topic_id})
     data_age = SimpleNamespace(ask=lambda _topic: 0, note=lambda *_of: None)
     positions = SimpleNamespace(data_age=data_age, restarts=lambda _topic: 0, note_end=lambda *_of: None)
-    readiness: Any = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
-    tables: Any = SimpleNamespace(verify=lambda: 0, lost="")
+    readiness = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
+    tables = SimpleNamespace(verify=lambda: 0, lost="")
     group = SimpleNamespace(name="g", follows=follows, mark_log_lost=lambda _why: None)
-    parts: Any = ({TOPIC: group}, identity, consumer)
-    topics: Any = None
-    LogMonitor(log, tables, *parts, readiness, topics, ManualClock()).turn()
+    monitor_of(log, tables, {TOPIC: group}, identity, consumer, readiness, ManualClock()).turn()
     assert reopened == consumer.reopened
 
 
@@ -58,10 +70,8 @@ def test_a_table_log_that_stays_unreadable_is_logged_once() -> None:
     """A record of a later build stays: the reason is shown for as long, and was a line each second. The next one is new."""
     log, topics = MemoryLog(), Topics("c")
     log.create_topic(topics.table, {})
-    readiness: Any = SimpleNamespace(positions=None)
-    cluster_topics: Any = SimpleNamespace(warnings=[])
-    parts: Any = ({}, None, None)
-    monitor = LogMonitor(log, SchemaLog(log, topics), *parts, readiness, cluster_topics, ManualClock())
+    readiness, cluster_topics = SimpleNamespace(positions=None), SimpleNamespace(warnings=[])
+    monitor = monitor_of(log, SchemaLog(log, topics), {}, None, None, readiness, ManualClock(), cluster_topics)
     with capture_logs() as logs:
         log.store(topics.table, b"", None, [("format", b"9")])
         assert all(monitor.schema_turn() > 0 for _ in range(3))
@@ -81,12 +91,11 @@ def test_a_deleted_topic_is_named_with_the_choices_of_its_group(monkeypatch: pyt
     monkeypatch.setattr(log, "describe", missing)
     age = SimpleNamespace(ask=lambda _topic: 0)
     positions = SimpleNamespace(data_age=age, restarts=lambda _topic: 0, log_answers=False)
-    readiness: Any = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
-    tables: Any = SimpleNamespace(verify=lambda: 0, lost="")
+    readiness = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
+    tables = SimpleNamespace(verify=lambda: 0, lost="")
     group = SimpleNamespace(name="g", follows=True, mark_log_lost=found.append)
-    parts: Any = ({TOPIC: group}, SimpleNamespace(topics={}), Consumer())
-    topics: Any = None
-    monitor = LogMonitor(log, tables, *parts, readiness, topics, clock)
+    identity = SimpleNamespace(topics={})
+    monitor = monitor_of(log, tables, {TOPIC: group}, identity, Consumer(), readiness, clock)
     while not found:
         monitor.turn()
         clock.now_s += 1.0

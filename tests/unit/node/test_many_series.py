@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow(2.5)
 
 NAMES = ("n1", "n2", "n3")
 SERIES = 3 * TEXT_ROWS_MIN
-QUESTIONS = {
+QUESTIONS: dict[str, tuple[dict[str, object], ...]] = {
     "SELECT count(*) AS c, count(DISTINCT device) AS d, sum(v) AS v FROM plant.devices": (
         {"c": SERIES, "d": SERIES, "v": SERIES * (SERIES - 1) / 2},
     ),

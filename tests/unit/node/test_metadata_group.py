@@ -24,7 +24,7 @@ def led(nodes: Nodes) -> Node:
     """The node that leads the metadata group, once all nodes see it."""
     running = list(nodes.running.values())
     eventually(
-        lambda: len({node.metadata.leader()[0] for node in running}) == 1 and sum(n.metadata.leads for n in running),
+        lambda: len({node.metadata.leader()[0] for node in running}) == 1 and any(n.metadata.leads for n in running),
         "a metadata leader that all know",
     )
     return next(node for node in running if node.metadata.leads)

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.node import other_store
 from headrace.consumers.node.other_store import NodeRuns, check_alone
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.schemas.presence import Presence, encode_presence, presence_key
 
 TOPIC = "c.status"
@@ -37,7 +37,7 @@ def test_a_node_that_nobody_has_seen_starts_at_once(log: MemoryLog) -> None:
     check_alone(log, TOPIC, "n1", threading.Event())
     send(log, replace(OTHER, node="n2"))
     check_alone(log, TOPIC, "n1", threading.Event())
-    assert time.monotonic() - began_s < other_store.OFFLINE_MS / 1_000
+    assert time.monotonic() - began_s < OFFLINE_MS / 1_000
 
 
 def test_a_node_whose_id_is_in_use_names_the_other_one(log: MemoryLog) -> None:
@@ -55,7 +55,7 @@ def test_a_node_whose_directory_was_deleted_waits_until_it_is_forgotten(log: Mem
     send(log, OTHER)
     began_s = time.monotonic()
     check_alone(log, TOPIC, "n1", threading.Event())
-    assert time.monotonic() - began_s < other_store.OFFLINE_MS / 1_000 + 1
+    assert time.monotonic() - began_s < OFFLINE_MS / 1_000 + 1
 
 
 def test_a_node_that_is_stopped_waits_no_longer(log: MemoryLog) -> None:

@@ -97,7 +97,7 @@ def test_a_scan_of_a_store_that_was_closed_does_not_answer(nodes: Nodes, monkeyp
     node = nodes.running["a"]
     ((topic, group),) = node.groups.items()
     nodes.seal()
-    eventually(lambda: group.store.segments() and not group.store.pending_jobs(), "rows in files")
+    eventually(lambda: bool(group.store.segments()) and not group.store.pending_jobs(), "rows in files")
     scan, waiting = group.store.scan, [topic]
 
     def closed_first(*names: str, **conditions: Any) -> Any:

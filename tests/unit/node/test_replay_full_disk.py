@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.consumers.node import unfinished_directory
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.offline_replay import replay
 from headrace.consumers.node.selected_replay import replay_selection
@@ -123,7 +122,7 @@ def test_an_unfinished_store_that_cannot_be_removed_is_named(
         raise RuntimeError("closed with an error")
 
     monkeypatch.setattr(Node, "stop", fail)
-    monkeypatch.setattr(unfinished_directory.shutil, "rmtree", lambda *_arguments, **_named: None)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_arguments, **_named: None)
     leave_free(disk, 1 << 20)
     with pytest.raises(DiskFull) as raised:
         replay(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,9 +26,13 @@ def test_threads_that_wait_for_a_log_that_is_gone_wait_at_the_same_time(
             asked = (tasks._task.stopping, consumer._stopping, heartbeat._stopping)
             seen[part] = tuple(each.is_set() for each in asked)
 
+        def stopped(part: str, stop: Callable[[], None]) -> None:
+            note(part)
+            stop()
+
         for part in ("placement", "divergence_monitor"):
             stop = getattr(node, part).stop
-            monkeypatch.setattr(getattr(node, part), "stop", lambda part=part, stop=stop: (note(part), stop()))
+            monkeypatch.setattr(getattr(node, part), "stop", partial(stopped, part, stop))
         monkeypatch.setattr(Heartbeat, "fenced", property(lambda _self: is_fenced))
         nodes.stop("n1")
     assert {"placement": (False, False, False), "divergence_monitor": (True, True, is_fenced)} == seen

@@ -24,7 +24,9 @@ def test_a_changed_file_is_found_where_files_are_read(tmp_path: Path, monkeypatc
             nodes.holds_everything(name)
         nodes.seal()
         node_b = nodes.running["b"]
-        eventually(lambda: len({files_of(node) for node in nodes.running.values()}) == 1 and files_of(node_b), "files")
+        eventually(
+            lambda: len({files_of(node) for node in nodes.running.values()}) == 1 and bool(files_of(node_b)), "files"
+        )
         admin = AdminClient(LogView(nodes.log, nodes.topics, read_slot_table(nodes.log, nodes.topics)))
 
         def verified(*, read_files: bool) -> tuple[bool, int, list[str]]:
