@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
@@ -123,6 +125,7 @@ def test_a_killed_replay_continues_where_it_was(monkeypatch: pytest.MonkeyPatch)
     queue = DeadLetterQueues(log, TOPICS).queue(QUEUE)
     killed = DeadLetterReplay(log, TOPICS, queue, influx_job(), 1.0).run()
     assert Replayed(4, 4, 0) == next(killed)
+    assert isinstance(killed, Generator)
     killed.close()
     assert list(range(4, 10)) == [each.offset for each in letters(log)]
     assert Replayed(6, 6, 0) == replay(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -106,7 +107,7 @@ def test_a_job_that_is_stopped_before_the_end_that_it_was_to_reach_has_failed(
         monkeypatch.setattr(ingest, name, Mock())
     monkeypatch.setattr(ingest, "held_checkpoint", lambda *_arguments: nullcontext())
     monkeypatch.setattr(ingest, "run_ingest", Mock(return_value=done))
-    monkeypatch.setattr(ingest.signal, "signal", Mock())
+    monkeypatch.setattr(signal, "signal", Mock())
     assert code == ingest.main([*JSON, "--database", "d", "--table", "t", *more])
     out, err = capsys.readouterr()
     assert '"rows": 5' in out

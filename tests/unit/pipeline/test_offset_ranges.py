@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.connectors.log.port import AccessDenied, LogUnavailable, RecordUndeliverable, TopicMissing
 from headrace.pipeline.failures import RawDataLost
-from headrace.pipeline.offset_ranges import RAW_SCHEMA, OffsetRange, OffsetRangeReader
+from headrace.pipeline.offset_ranges import RAW_SCHEMA, OffsetRangeReader
+from headrace.pipeline.raw_offsets import OffsetRange
 from headrace.pipeline.rebatch import rebatch
 from headrace.schemas.errors import HeadraceError
 
@@ -211,6 +212,7 @@ def test_a_range_that_was_left_early_closes_its_consumer() -> None:
     reader = kafka.reader()
     pieces = reader.read(offset_range(0, 9))
     next(pieces)
+    assert isinstance(pieces, Generator)
     pieces.close()
     assert kafka.consumers[0].closed
     assert [4, 5] == offsets(list(reader.read(offset_range(4, 6))))

@@ -30,6 +30,7 @@ from headrace.pipeline.batch_source import TableReader
 from headrace.pipeline.source_filters import VALUES_BYTES_MAX, Pushed, push
 from headrace.pipeline.source_options import read_options
 from headrace.pipeline.time_ranges import TimeRange
+from tests.present import present
 
 TIME, TAG = ("time",), ("it's",)
 NOON = datetime(1970, 1, 1, 12)
@@ -79,7 +80,7 @@ def test_tags_are_compared_as_spark_does(each: Filter, kept: list[str | None]) -
     pushed = Pushed()
     assert [] == push([each], ["it's"], pushed)
     rows = pa.table({"it's": VALUES})
-    found = duckdb.sql(f"SELECT * FROM rows WHERE {pushed.conditions[0]}").fetchall()
+    found = present(duckdb.sql(f"SELECT * FROM rows WHERE {pushed.conditions[0]}")).fetchall()
     assert kept == [value for (value,) in found], rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -186,7 +187,7 @@ def row_order(row: tuple[str, int, tuple[Any, ...]]) -> tuple[str, int, str]:
     return row[0], row[1], repr(row[2])
 
 
-def readings(hosts: list[str | None], times: list[int], **fields: list[Any]) -> pa.Table:
+def readings(hosts: Sequence[str | None], times: list[int], **fields: list[Any]) -> pa.Table:
     """A user table with the tag `host`."""
     return pa.table({"host": pa.array(hosts, pa.string()), "time": pa.array(times, pa.int64()), **fields})
 

@@ -152,7 +152,8 @@ def test_an_offset_that_the_broker_does_not_report_confirms_nothing(scene: Scene
 def test_members_out_of_sync_or_without_their_log_are_no_copies(scene: Scene) -> None:
     """A member that holds the very record and reports that it is not in sync, or that its log is lost, does not count."""
     table, group = single_group(scene)
-    for state in ({"eligible": False}, {"log_lost": True}):
+    states: tuple[dict[str, Any], ...] = ({"eligible": False}, {"log_lost": True})
+    for state in states:
         appender = FollowedAppender(scene, {group: NODES}, **state)
         writer = scene.writer(appender=appender, quorum=2, quorum_timeout_ms=300)
         with writer, pytest.raises(QuorumTimeout) as raised:

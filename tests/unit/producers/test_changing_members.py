@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,7 @@ from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import ChangeKind
 from headrace.schemas.messages import Delete, Message, ProducerPosition, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
-from headrace.schemas.receipts import receipt_of, value_digest
+from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from headrace.schemas.records import encode_status
 from headrace.schemas.series import bucket_of, slot_of
 from headrace.schemas.tables import TimeResolution
@@ -209,10 +209,9 @@ def expected(value: int, hosts: tuple[str, ...] = HOSTS, days: int = 5) -> dict[
 def test_a_writer_works_over_any_number_of_changes(clients: Clients) -> None:
     """Nodes join and leave, and join again; each block is routed by a table of its time, and no row is lost."""
     with clients.writer() as writer:
-        for value, change in enumerate(
-            (lambda: None, *(lambda n=n: clients.growing.add(n) for n in ("n5", "n6")), lambda: None)
-        ):
-            change()
+        for value, node in enumerate(("", "n5", "n6", "")):
+            if node:
+                clients.growing.add(node)
             writer.write(block(value), ["host"])
             clients.cluster.routing.look(10.0)
         for value, node in enumerate(("n1", "n5", "n2"), 10):
@@ -422,9 +421,9 @@ def test_a_group_that_came_later_has_a_quorum(clients: Clients) -> None:
     clients.appender.due = 1
     confirm = writer._quorum.confirm
 
-    def held_first(*given: Any) -> None:
+    def held_first(written: Mapping[GroupKey, WrittenRecords], rows: int, unit: str = "rows") -> None:
         hold(0)
-        confirm(*given)
+        confirm(written, rows, unit)
 
     writer._quorum.confirm = held_first  # type: ignore[method-assign]
     writer.write(block(1), ["host"])

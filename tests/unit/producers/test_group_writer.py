@@ -154,7 +154,7 @@ def test_an_error_of_one_client_is_not_that_of_others(scene: Scene, monkeypatch:
     refused = SchemaError("this table cannot be")
     original = LineBatches._append
 
-    def append(self: GroupWriter, database: str, table: str, rows: Any) -> Any:
+    def append(self: LineBatches, database: str, table: str, rows: Any) -> Any:
         if "bad" in rows.column("h").to_pylist():
             raise refused
         return original(self, database, table, rows)

@@ -29,7 +29,7 @@ ROWS = st.lists(
 
 def table_of(rows: list[Any], dictionaries: bool) -> pa.Table:
     """A user table of drawn rows."""
-    columns = list(zip(*rows, strict=True)) or [[]] * 5
+    columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * 5
     tags = [pa.array(column, pa.string()) for column in columns[:2]]
     if dictionaries:
         tags = [column.dictionary_encode() for column in tags]

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -183,8 +184,12 @@ def random_sibling(chance: random.Random, statement: RandomStatement) -> RandomS
     interval = chance.choice(["'1 hour'", "'2 hours'", "'7 minutes'"])
     sql = re.sub(r"(?<=INTERVAL )'1 (?:hour|minute)'", interval, statement.sql)
     for pattern, literals in _LITERALS:
-        sql = re.sub(pattern, lambda _, literals=literals: chance.choice(literals), sql)
+        sql = re.sub(pattern, partial(_drawn, chance, literals), sql)
     return replace(statement, sql=sql)
+
+
+def _drawn(chance: random.Random, literals: Sequence[str], _found: re.Match[str]) -> str:
+    return chance.choice(literals)
 
 
 def random_query(chance: random.Random) -> RandomStatement:

@@ -245,7 +245,7 @@ def test_an_expression_that_fails_at_a_member_is_the_users_error(written: Writte
 
 def explained(written: Written, node: str, sql: str) -> list[dict[str, Any]]:
     """The rows of EXPLAIN ANALYZE."""
-    return written.cluster.ask(node, f"EXPLAIN ANALYZE {sql}").to_pylist()
+    return list(written.cluster.ask(node, f"EXPLAIN ANALYZE {sql}").to_pylist())
 
 
 def test_explain_analyze_names_every_fragment(written: Written) -> None:

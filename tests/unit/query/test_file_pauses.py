@@ -24,8 +24,7 @@ from headrace.consumers.query.file_pauses import (
     parts_of_statement,
     step_values_max,
 )
-from headrace.consumers.query.guard import Statement
-from headrace.consumers.query.table_names import TableName
+from headrace.consumers.query.guard import Statement, TableName
 from headrace.consumers.query.views import FilePauses, PausingRows, pause_table, view_query
 from headrace.schemas.tables import FieldType, TableSchema
 
@@ -69,7 +68,7 @@ def test_a_query_that_is_alone_reads_more_at_once() -> None:
 )
 def test_only_statements_that_give_rows_as_they_are_found_pause_behind_files(sql: str, parts: int) -> None:
     """In any other DuckDB reads all pauses first."""
-    statement = Statement(sql, has_subquery="(SELECT" in sql, tables=(TableName(("db", "t"), 0, 0),))
+    statement = Statement(sql, has_subquery="(SELECT" in sql, tables=(TableName(("db", "t"), 0),))
     assert parts == parts_of_statement(statement, ALONE_VALUES, alone=False)
     assert 1 == parts_of_statement(Statement(sql, holds_rows=True), ALONE_VALUES, alone=False)
 

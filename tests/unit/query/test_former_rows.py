@@ -73,7 +73,7 @@ def test_a_query_of_another_time_asks_nobody(directory: Path) -> None:
         )
         with cluster.engine.query(sql) as result:
             result.read_all()
-        assert [] == holder.asked == cluster.pulled.asked
+        assert ([], []) == (holder.asked, cluster.pulled.asked)
 
 
 def test_a_node_that_takes_no_data_asks_nobody() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 import sqlglot
+from sqlglot import exp
 
 from headrace.consumers.query import inlining
 from headrace.consumers.query.constants import moment_us, whole_number
@@ -17,6 +18,13 @@ from headrace.consumers.query.table_names import resolve
 
 KNOWN = [("iot", "readings"), ("iot", "Größe"), ("odd", "a.b")]
 READS = {key: f"FROM {number}" for number, key in enumerate(KNOWN)}
+
+
+def parsed(expression: str) -> exp.Expression:
+    """An expression as sqlglot has it."""
+    found = sqlglot.parse_one(expression, dialect="duckdb")
+    assert isinstance(found, exp.Expression)
+    return found
 
 
 def put(sql: str) -> str | None:
@@ -107,7 +115,7 @@ def test_a_statement_means_the_same_over_either(engine: QueryEngine, sql: str) -
 )
 def test_known_moments_are_those_of_duckdb(expression: str) -> None:
     """To the microsecond, but for what DuckDB rounds; a bound is wider than that by a second."""
-    known = moment_us(sqlglot.parse_one(expression, dialect="duckdb"))
+    known = moment_us(parsed(expression))
     with duckdb.connect() as connection:
         ((theirs,),) = connection.execute(f"SELECT epoch_us(CAST({expression} AS TIMESTAMP))").fetchall()
     assert known is not None
@@ -130,10 +138,10 @@ def test_known_moments_are_those_of_duckdb(expression: str) -> None:
 )
 def test_other_moments_are_left_to_duckdb(expression: str) -> None:
     """Zones, months, and what is no literal."""
-    assert moment_us(sqlglot.parse_one(expression, dialect="duckdb")) is None
+    assert moment_us(parsed(expression)) is None
 
 
 def test_whole_numbers() -> None:
     """With a sign; no others."""
-    found = [whole_number(sqlglot.parse_one(text, dialect="duckdb")) for text in ("17", "-3", "1.5", "1e3", "'7'", "x")]
+    found = [whole_number(parsed(text)) for text in ("17", "-3", "1.5", "1e3", "'7'", "x")]
     assert [17, -3, None, None, None, None] == found

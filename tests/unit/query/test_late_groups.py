@@ -111,7 +111,7 @@ def test_a_query_that_waited_all_its_time_names_the_group(
         source: Any = stores.engines["n0"].source
         source.use_table(replace(stores.ring, version=2))
         live = stores.ring.live
-        stores.remotes["n0"]._members = Lost("n1", live)  # type: ignore[attr-defined, arg-type]
+        stores.remotes["n0"]._members = Lost("n1", live)
         with pytest.raises(QueryTimeout) as raised:
             stores.ask("n0", "SELECT count(*) FROM tsbs.cpu", timeout_ms=1_500)
     assert "within 1500 ms: it waited for group n1: it is not held here" in raised.value.message
@@ -217,9 +217,9 @@ def test_a_query_meets_the_removal_of_a_group(timer: QueryTimer, monkeypatch: py
         source.use_table(Table(2, ("g", "h")))
         live = members.live
 
-        def removed(group: str, nodes: Iterable[str]) -> list[Status]:
+        def removed(group: str, members: Iterable[str]) -> list[Status]:
             source.use_table(Table(3, ("g",)))
-            return live(group, nodes)
+            return live(group, members)
 
         members.live = removed  # type: ignore[method-assign]
         assert {"g": 3} == source.fence().confirmed

@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from headrace.consumers.query import distributed_run, fragment_drivers
+from headrace.consumers.query.distribution import distribute
 from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work, _PartPauses
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.query_errors import QueryCancelled
@@ -124,11 +125,10 @@ def test_a_text_that_comes_again_is_not_divided_again(
 ) -> None:
     """Its literals are the same, and so are its tables. Of one with parameters, or `now()`, that is not known."""
     divided: list[str] = []
-    original = distributed_run.distribute
 
     def noted(statement: Statement, *given: Any, **named: Any) -> object:
         divided.append(statement.sql)
-        return original(statement, *given, **named)
+        return distribute(statement, *given, **named)
 
     monkeypatch.setattr(distributed_run, "distribute", noted)
     sql = f"SELECT host, count(*) AS again FROM {TABLE} WHERE x > 0.25 GROUP BY host"

@@ -150,7 +150,7 @@ def test_a_value_of_a_row_is_named_as_duckdb_does(engine: QueryEngine) -> None:
 def test_values_of_a_request_are_checked() -> None:
     """A request holds an object of names and plain values, of bounded size."""
     assert problem_of({"a": 1, "b": [1, None, 2.5], "c": {"timestamp": "2026-01-01"}}) is None
-    for wrong in (
+    wrongs: tuple[object, ...] = (
         [],
         {"a": {"b": 1}},
         {"a": [[1]]},
@@ -160,5 +160,6 @@ def test_values_of_a_request_are_checked() -> None:
         {"b": [1, True]},
         {"b": ["2026-01-01", {"timestamp": "2026-01-01"}]},
         dict.fromkeys(map(str, range(PARAMETERS_MAX + 1))),
-    ):
+    )
+    for wrong in wrongs:
         assert problem_of(wrong) is not None

@@ -29,9 +29,10 @@ SCHEMAS = {("iot", "readings"): READINGS, ("iot", "events"): EVENTS}
 def evaluate(expression: str) -> int | None:
     """Constants by a DuckDB of its own."""
     try:
-        ((value,),) = CONNECTION.cursor().execute(f"SELECT CAST(({expression}) AS HUGEINT)").fetchall()
+        found = CONNECTION.cursor().execute(f"SELECT CAST(({expression}) AS HUGEINT)").fetchall()
     except duckdb.Error:
         return None
+    value: int | None = found[0][0]
     return value
 
 

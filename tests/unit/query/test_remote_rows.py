@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -162,7 +161,7 @@ def test_members_that_all_wait_for_files_are_waited_for(timer: QueryTimer, monke
             members.answers["b"] = 2
         return fetch(*arguments)
 
-    members.fetch = arriving
+    monkeypatch.setattr(members, "fetch", arriving)
     with members.rows().scan(REQUEST, SCHEMA, timer) as scan:
         assert 2 == scan.table.num_rows
     assert {"a", "b"} == set(members.asked)
@@ -260,7 +259,7 @@ def test_the_end_of_a_query_ends_its_fetches(ends: str, error: type[QueryError])
     timer = QueryTimer(interrupter, 500 if ends == "expire" else 60_000)
     ended = threading.Event()
 
-    def hangs(*_given: Any) -> pa.Table:
+    def hangs(*_given: Any, **_named: Any) -> pa.Table:
         with timer.interrupts(ended.set):
             if ends == "cancel":
                 timer.cancel()
@@ -365,7 +364,7 @@ def test_a_silent_member_is_given_up(member: FakeMember, timer: QueryTimer, monk
 def test_a_cancelled_query_closes_its_connections(member: FakeMember, timer: QueryTimer) -> None:
     """The member sees the end at once, not when its own time is over."""
     member.pieces, member.then = [ScanEncoder(SCHEMA).waiting()], "hangs"
-    threading.Thread(target=lambda: (time.sleep(0.2), timer.cancel())).start()
+    threading.Timer(0.2, timer.cancel).start()
     with pytest.raises(ScanCut):
         fetch(member, timer)
     assert member.left.wait(30)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from headrace.consumers.query.database import streamed
 from headrace.consumers.query.query_errors import QueryInvalid
 from headrace.consumers.query.result_formats import FormatUnknown, encode, plain_text
+from tests.present import present
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -31,7 +32,7 @@ def encoded(name: str, table: pa.Table, batch_rows: int = 3) -> bytes:
 
 def json_of(table: pa.Table) -> list[dict[str, object]]:
     """The rows that a JSON reader finds; decimals stay exact."""
-    return json.loads(encoded("json", table), parse_float=Decimal)
+    return list(json.loads(encoded("json", table), parse_float=Decimal))
 
 
 def duckdb_result(sql: str) -> pa.Table:
@@ -145,7 +146,7 @@ def test_a_day_of_any_year_is_the_one_that_duckdb_names(days: int) -> None:
 @pytest.mark.parametrize("shape", ["{}", "[{}]", "{{'a': {}}}", "MAP {{1: {}}}", "[{}]::{}[1]"])
 def test_a_type_that_no_answer_holds_is_refused(value: str, shape: str) -> None:
     """DuckDB writes these to Arrow as other values, or as its own bytes. Text is the way out, and the error names it."""
-    kind = duckdb.sql(f"SELECT typeof({value})").fetchall()[0][0]
+    kind = present(duckdb.sql(f"SELECT typeof({value})")).fetchall()[0][0]
     sql = f"SELECT 1 AS a, {shape.format(value, kind)} AS v"
     with duckdb.connect() as connection:
         with pytest.raises(QueryInvalid, match="column 'v'") as raised:

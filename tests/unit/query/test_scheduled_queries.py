@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headrace.consumers.query import session
@@ -25,6 +26,7 @@ from headrace.consumers.query.query_run import SMALL_MB, memory_sizes
 from headrace.consumers.query.session import Session
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.spill_directory import SPILL_DIRECTORY, with_spill_directory
+from headrace.consumers.query.views import view_query
 from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import Submission
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
@@ -69,7 +71,19 @@ def engine(source: MemorySource) -> Iterator[QueryEngine]:
 
 def rows(engine: QueryEngine, sql: str) -> int:
     """How many rows an answer has."""
-    return engine.query(sql).read_all().num_rows
+    return int(engine.query(sql).read_all().num_rows)
+
+
+def noted_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that sessions run from now on."""
+    texts, run = list[str](), Session.run
+
+    def noted(session: Session, sql: str, *, empty: bool = False) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        texts.append(sql)
+        return run(session, sql, empty=empty)
+
+    monkeypatch.setattr(Session, "run", noted)
+    return texts
 
 
 @pytest.mark.parametrize("condition", ["true", "velocity >= 0 AND velocity + 1 > 0"])
@@ -98,10 +112,9 @@ def test_a_filter_that_starves_the_pause_within_files_leaves_those_between(
     """
     monkeypatch.setattr(FragmentDrivers, "alone", alone)
     parts = list[int]()
-    original = session.view_query
 
     def counted(*given: Any, **named: Any) -> str:
-        found = original(*given, **named)
+        found = view_query(*given, **named)
         parts.append(found.count("read_parquet"))
         return found
 
@@ -308,12 +321,13 @@ def test_a_long_statement_leaves_a_worker_until_its_first_rows(
     engine: QueryEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To bind many scans is one step. Short statements have no such turn, and the scans of a long one are few."""
-    once, texts = list[Turn](), list[str]()
-    set_unbounded_once, run = Turn.set_unbounded_once, Session.run
-    monkeypatch.setattr(Turn, "set_unbounded_once", lambda turn: (once.append(turn), set_unbounded_once(turn)))
-    monkeypatch.setattr(
-        Session, "run", lambda session, sql, **given: (texts.append(sql), run(session, sql, **given))[1]
-    )
+    once, texts, set_unbounded_once = list[Turn](), noted_texts(monkeypatch), Turn.set_unbounded_once
+
+    def noted(turn: Turn) -> None:
+        once.append(turn)
+        set_unbounded_once(turn)
+
+    monkeypatch.setattr(Turn, "set_unbounded_once", noted)
     assert 1 == rows(engine, "SELECT sum(velocity) FROM iot.readings")
     assert [] == once
     many = " UNION ALL ".join(["FROM iot.readings"] * 40)
@@ -335,10 +349,7 @@ def test_a_long_statement_leaves_a_worker_until_its_first_rows(
 
 def test_a_statement_that_joins_pauses_more_often(engine: QueryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a join does with a row takes longer than to find it."""
-    texts, run = list[str](), Session.run
-    monkeypatch.setattr(
-        Session, "run", lambda session, sql, **given: (texts.append(sql), run(session, sql, **given))[1]
-    )
+    texts = noted_texts(monkeypatch)
     many = " UNION ALL ".join(["FROM iot.readings"] * 40)
     assert 1 == rows(engine, f"SELECT sum(velocity) FROM ({many}) WHERE velocity < 0")
     assert 1 == rows(

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -294,11 +295,11 @@ def cluster_of(
 ) -> Iterator[Cluster]:
     """A cluster whose asking node has the groups `here`; the others are at nodes of their own."""
     world, known = World(draws), catalogue()
-    groups = {"a": Group(world, DONOR, p1=1, p2=2), "b": Group(world, TAKER, p3=3)}
+    groups: dict[str, Any] = {"a": Group(world, DONOR, p1=1, p2=2), "b": Group(world, TAKER, p3=3)}
     pulled, made = Pulled(world), ExitStack()
 
     def source_of(*names: str) -> LocalSource:
-        found = LocalSource({f"c.forward.{name}.1": groups[name] for name in names}, known, Serving())  # type: ignore[dict-item]
+        found = LocalSource({f"c.forward.{name}.1": groups[name] for name in names}, known, Serving())
         found.pulled = pulled
         return found
 
@@ -479,11 +480,10 @@ def test_an_offset_of_a_group_that_ended_is_reached_once_its_rows_were_handed_ov
     with cluster_of(directory, here) as cluster:
         ended(cluster)
         for name, value in (("a", 22), ("a@1", 23)):
-            version = cluster.donor.applied.offset + 10
-            offset = cluster.donor.applied.offset + 1
+            version, offset = cluster.donor.applied.offset + 10, cluster.donor.applied.offset + 1
             cluster.world.steps = [
-                lambda version=version: cluster.donor.hand_over(TAKER, version),
-                lambda version=version, value=value: cluster.taker.accept(DONOR, version, p2=value),
+                partial(cluster.donor.hand_over, TAKER, version),
+                partial(cluster.taker.accept, DONOR, version, p2=value),
             ]
             assert [("p1", 1), ("p2", value), ("p3", 3)] == cluster.ask(after={name: offset})
 
@@ -568,7 +568,7 @@ def test_what_must_be_accepted_follows_from_what_was_handed_over() -> None:
     whole = HandOvers({TAKER: position(3, 0)}, {DONOR: position(4, 2)})
     assert whole == HandOvers.parse(json.loads(json.dumps(whole.document())))
     assert {} == HandOvers().document()
-    for wrong in ([], {"handed": 1}, {"handed": [["a", 1, 2]]}, {"accepted": [["a", True, 2, 3]]}):
+    for wrong in (list[str](), {"handed": 1}, {"handed": [["a", 1, 2]]}, {"accepted": [["a", True, 2, 3]]}):
         with pytest.raises(ValueError, match="not"):
             HandOvers.parse(wrong)
 
@@ -581,9 +581,9 @@ def test_a_request_of_a_cluster_that_never_changed_is_that_of_earlier_builds() -
     changed = replace(request, birth=4, table_version=7, accepted={DONOR: HandOverPosition(4, 2)})
     assert changed == RemoteScanRequest.parse(json.loads(json.dumps(changed.document())))
     assert "n1@4" == changed.name
-    for wrong in ({"birth": -1}, {"table_version": "x"}, {"accepted": [["a"]]}, {"accepted": {}}):
+    for name, wrong in (("birth", -1), ("table_version", "x"), ("accepted", [["a"]]), ("accepted", dict[str, int]())):
         with pytest.raises(ScanInvalid):
-            RemoteScanRequest.parse({**request.document(), **wrong})
+            RemoteScanRequest.parse({**request.document(), name: wrong})
 
 
 @given(st.sets(st.integers(0, 11)), st.integers(-5, 5), st.integers(0, 3))

@@ -180,7 +180,12 @@ def test_trees_are_lent_to_one_at_a_time() -> None:
 def test_a_text_is_parsed_once_however_often_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one after the other. What fails with its tree leaves none, and one that nobody understands is not tried again."""
     texts = list[str]()
-    monkeypatch.setattr(checked_statements, "parse", lambda statement: texts.append(statement.sql) or parse(statement))
+
+    def noted(statement: Statement) -> object:
+        texts.append(statement.sql)
+        return parse(statement)
+
+    monkeypatch.setattr(checked_statements, "parse", noted)
     known, statement = CheckedStatements(), CHECK("SELECT load FROM readings WHERE name = 'a'")
     for _ in range(3):
         with known.tree(statement) as tree:
