@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 
 import pytest
 
@@ -20,7 +21,7 @@ def pool() -> MemoryPool:
     return MemoryPool(LIMIT, LARGE, SMALL)
 
 
-def lending(kept_bytes: int) -> tuple[Blocked, object]:
+def lending(kept_bytes: int) -> tuple[Blocked, Future[None]]:
     """A step that waits for its reader, and keeps so much."""
     step, future = blocked(BlockedOn.OUTPUT)
     return Blocked(step.future, step.on, keeps_bytes=kept_bytes), future

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.consumers.scheduling.multilevel_queue import SHORT_S, MultilevelQueue, Usage
+from tests.present import present
 from tests.unit.scheduling.parts import Task, task_at
 
 LEVELS_S = (0, 2, 20, 100, 400)
@@ -42,8 +43,7 @@ def poll_shares(queue: MultilevelQueue[Task], tasks: list[Task], slice_s: float,
         queue.offer(task)
     found = Counter[int]()
     for _ in range(picks):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found[task.usage.level] += 1
         queue.charge(task, slice_s)
         queue.offer(task)
@@ -77,8 +77,7 @@ def test_the_lowest_level_wins_a_tie() -> None:
         queue.offer(task)
     found = []
     for _ in LEVELS_S:
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found.append(task.usage.level)
         queue.charge(task, 0.001)
     assert [0, 1, 2, 3, 4] == found
@@ -170,14 +169,13 @@ def test_the_drivers_of_a_query_share_its_time() -> None:
         queue.offer(task)
     found = Counter[Usage]()
     for _ in range(400):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found[task.usage] += 1
         queue.charge(task, 0.001)
         queue.offer(task)
     assert {wide: 200, single.usage: 200} == found
     queue.remove(single)
-    task = queue.poll()
+    task = present(queue.poll())
     assert task in drivers
     queue.charge(task, 1)
     queue.offer(task)
@@ -192,8 +190,7 @@ def test_drivers_of_a_query_take_turns() -> None:
         queue.offer(task)
     found = []
     for _ in range(6):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found.append(task.name)
         queue.charge(task, 0.001)
         queue.offer(task)
@@ -205,8 +202,7 @@ def wait_of_a_new_query(queue: MultilevelQueue[Task], slice_s: float) -> int:
     new = Task("new")
     queue.offer(new)
     for waited in range(10_000):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         if task is new:
             return waited
         queue.charge(task, slice_s)
@@ -275,8 +271,7 @@ def test_a_level_that_was_idle_does_not_catch_up() -> None:
     queue.wake(long)
     found = Counter[str]()
     for _ in range(30):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found["long" if task is long else "short"] += 1
         queue.charge(task, 0.001)
         queue.offer(task)
@@ -339,8 +334,7 @@ def test_a_level_is_owed_no_more_than_it_can_use() -> None:
     for task in crowd:
         queue.offer(task)
     used_s = 0.0
-    while (task := queue.poll()) is not long:
-        assert task is not None
+    while (task := present(queue.poll())) is not long:
         queue.charge(task, 0.01)
         queue.offer(task)
         used_s += 0.01
@@ -377,8 +371,7 @@ def test_a_driver_that_wakes_goes_ahead_of_nobody_who_waited() -> None:
     queue.wake(sleeper)
     found = []
     for _ in range(4):
-        task = queue.poll()
-        assert task is not None
+        task = present(queue.poll())
         found.append(task.name)
         queue.charge(task, 0.001)
         queue.offer(task)

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.consumers.scheduling.driver import Again, Done, DriverSpec
 from headrace.consumers.scheduling.task_states import TaskState
+from tests.present import present
 from tests.unit.scheduling.parts import Bench, ScriptedDriver
 from tests.unit.scheduling.test_driver_scheduler import check_empty
 
@@ -17,14 +18,14 @@ def test_a_driver_that_is_alone_has_its_next_slice_at_once(used_s: float) -> Non
     for renews in (True, False):
         bench = Bench()
         query = bench.submit(ScriptedDriver())
-        task = bench.scheduler.take(0)
+        task = present(bench.scheduler.take(0))
         assert task is query.tasks[0]
         for _ in range(3):
             if renews:
                 assert bench.scheduler.renew(task, used_s, [used_s]) == bench.scheduler.slice_s(task)
             else:
                 bench.scheduler.give_back(task, Again(), used_s, [used_s])
-                assert task is bench.scheduler.take(0)
+                assert task is present(bench.scheduler.take(0))
             assert TaskState.RUNNING is task.state
         statistics = bench.scheduler.statistics
         shown.append(

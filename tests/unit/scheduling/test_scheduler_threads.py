@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,7 +12,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step, Worker
-from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.driver_task import DriverTask, ScheduledQuery, Submission
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryFailed, QueryTimeout
@@ -75,9 +75,9 @@ def test_a_future_wakes_its_driver_on_another_thread(threads: SchedulerThreads) 
     opened = threads.scheduler._open
     waker = list[str]()
 
-    def noting(*arguments: Any) -> None:
+    def noting(task: DriverTask, gate: object) -> None:
         waker.append(threading.current_thread().name)
-        opened(*arguments)
+        opened(task, gate)
 
     threads.scheduler._open = noting  # type: ignore[method-assign]
     future.set_result(None)
@@ -127,10 +127,10 @@ def test_a_defect_of_the_scheduler_ends_its_query_only(threads: SchedulerThreads
     """An error behind a step is that of the query whose step it was."""
     give_back = threads.scheduler.give_back
 
-    def broken(task: Any, *arguments: Any) -> None:
+    def broken(task: DriverTask, step: Step, used_s: float, steps_s: Sequence[float] = ()) -> None:
         if task.query.id == "broken":
             raise RuntimeError("a defect")
-        give_back(task, *arguments)
+        give_back(task, step, used_s, steps_s)
 
     threads.scheduler.give_back = broken  # type: ignore[method-assign]
     with capture_logs() as lines:
@@ -242,6 +242,7 @@ def test_time_in_which_a_step_gives_way_is_in_no_step() -> None:
         assert submit(threads, Polite([Again()])).wait(WAIT_S)
         steps = threads.scheduler.statistics.steps
         # A second slice has the last step.
-        assert (4, pytest.approx(0.75)) == (sum(steps.counts), steps.seconds)
+        assert 4 == sum(steps.counts)
+        assert pytest.approx(0.75) == steps.seconds
     finally:
         threads.close()

@@ -250,7 +250,12 @@ def test_work_that_is_alone_keeps_its_worker(threads: SchedulerThreads, monkeypa
             turn.pause()
         assert [] == given
         other = submit(threads, lambda turn: turn.pause(), "other")
-        eventually(lambda: (turn.pause(), other.wait(0))[1], "the end of the other one")
+
+        def ended() -> bool:
+            turn.pause()
+            return other.wait(0)
+
+        eventually(ended, "the end of the other one")
 
     query = submit(threads, work, "long")
     assert query.wait(WAIT_S)
@@ -436,7 +441,7 @@ def statement(path: Path, found: list[int], paused: list[int]) -> tuple[Callable
             turn.pause()
             return True
 
-        connection.create_function("permit", permit, ["BIGINT"], "BOOLEAN", side_effects=True)  # type: ignore[list-item, arg-type]
+        connection.create_function("permit", permit, ["BIGINT"], "BOOLEAN", side_effects=True)
         sql = (
             f"SELECT sum(v) FROM read_parquet('{path}', file_row_number = true) "
             "WHERE CASE WHEN file_row_number % 32768 = 0 THEN permit(file_row_number) ELSE true END"

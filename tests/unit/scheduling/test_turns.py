@@ -15,6 +15,7 @@ from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory, QueryUnknown
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
+from tests.present import present
 from tests.unit.scheduling.parts import NO_WORKER, Bench, ScriptedDriver, Steps, VirtualClock, blocked
 
 
@@ -154,7 +155,7 @@ def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
     assert first is not None
     assert bench.scheduler.take(0) is None
     short = bench.submit(ScriptedDriver())
-    assert bench.scheduler.take(0) is short.tasks[0]
+    assert present(bench.scheduler.take(0)) is short.tasks[0]
     bench.scheduler.give_back(short.tasks[0], Done(), 0.001)
     bench.scheduler.give_back(first, first.driver.step(0.0, NO_WORKER), 0.001)
     bench.run()
@@ -168,7 +169,7 @@ def test_an_unbounded_driver_has_longer_slices_where_a_worker_is_left(workers: i
     (task,) = bench.submit(DriverSpec(ScriptedDriver([Again()]), unbounded=True)).tasks
     bench.turn(SHORT_S)
     assert unbounded_s == pytest.approx(bench.scheduler.slice_s(task))
-    assert task is bench.scheduler.take(0)
+    assert task is present(bench.scheduler.take(0))
     bench.scheduler.give_back(task, Done(), 0.005, [0.005])
     assert 2 == bench.scheduler.statistics.long_steps
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from headrace.consumers.sync.sender_ports import Confirmation
+from headrace.schemas.messages import CarriedDelete
 from headrace.schemas.sync_records import (
     SyncChunk,
     SyncDelete,
@@ -193,10 +194,9 @@ class ModelCentre:
             if not isinstance(each, SyncFile):
                 continue
             later = [delete for delete in self.applied[place + 1 :] if isinstance(delete, SyncDelete)]
+            deletes: list[CarriedDelete | SyncDelete] = [*each.deletes, *later]
             for series, time, value in self.contents[each.file]:
-                hidden = any(
-                    _matches(dict(d.tags), d.start_ns, d.end_ns, series, time) for d in (*each.deletes, *later)
-                )
+                hidden = any(_matches(dict(d.tags), d.start_ns, d.end_ns, series, time) for d in deletes)
                 if not hidden and each.order >= found.get((series, time), ("", 0))[0]:
                     found[series, time] = (each.order, value)
         return {key: value for key, (_, value) in found.items()}

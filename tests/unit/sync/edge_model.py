@@ -188,12 +188,12 @@ class ModelEdge:
             for each in self._unapplied(file)
             if each.version <= self.frontier
         )
-        digest = xxhash.xxh3_128_digest(data + repr(file.rows).encode())
+        digest_of = xxhash.xxh3_128_digest
+        digest = digest_of(data + repr(file.rows).encode())
         body = SyncFile(
             *(file.name, (STORE,), "d", "t", 86_400, 1, 0, 0, 1, file.first, file.last, 0),
             *(file_order(1, file.first), len(file.rows), 0, 1, ("s",), (("v", "int64"),), "us", digest),
-            *(len(data) - 1, xxhash.xxh3_128_digest(data[:-1]), b""),
-            *(1, xxhash.xxh3_128_digest(data[-1:]), 0, 0, carried),
+            *(len(data) - 1, digest_of(data[:-1]), b"", 1, digest_of(data[-1:]), 0, 0, carried),
         )
         return ListedFile(body, file.last, data.decode(), "", settles=True)
 

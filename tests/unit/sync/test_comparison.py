@@ -30,8 +30,8 @@ BEGIN_NS = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp()) * 10**9
 FIELDS = (("t", FieldType.STRING), ("v", FieldType.INT64))
 EDGE = TableSchema("plant", "m", 1, ("dev",), FIELDS)
 OWNERS = {"m,dev=a": "me", "m,dev=b": "me", "m,dev=x": "other", "mm,dev=a": "me"}
-ROWS = [("a", 0, 1, "p"), ("a", 1, 2, None), ("b", 0, None, "q's"), ("a", DAY_NS, 3, "r")]
 Row = tuple[str | None, int, int | None, str | None]
+ROWS: list[Row] = [("a", 0, 1, "p"), ("a", 1, 2, None), ("b", 0, None, "q's"), ("a", DAY_NS, 3, "r")]
 
 
 def database(rows: list[Row], kind: str = "BIGINT") -> duckdb.DuckDBPyConnection:

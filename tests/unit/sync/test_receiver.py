@@ -292,8 +292,8 @@ def test_a_partition_whose_leader_is_away_holds_up_no_other(scene: Scene) -> Non
             raise LogUnavailable("no leader", retriable=True)
         return (0, 1) if partition[1] == 1 else bounds(partition)
 
-    def polled(records_max: int, timeout_s: float) -> list[PartitionEvent]:
-        return [*(first.pop() for _ in first[:]), *poll(records_max, timeout_s)]
+    def polled(max_records: int, timeout_s: float) -> list[PartitionEvent]:
+        return [*(first.pop() for _ in first[:]), *poll(max_records, timeout_s)]
 
     scene.consumer.bounds, scene.consumer.poll = asked, polled  # type: ignore[method-assign]
     scene.receiver.turn(scene.consumer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -263,7 +264,7 @@ def test_a_node_that_has_forgotten_the_centre_is_asked_from_the_start() -> None:
     scene._live = lambda: None  # type: ignore[method-assign]
     noted = scene.edge.set_progress
 
-    def forgotten(_progress: Mapping[str, int], **_given: bool) -> None:
+    def forgotten(progress: Mapping[str, int], lower: bool) -> None:
         raise CentreForgotten("no centre is registered here")
 
     scene.edge.set_progress = forgotten  # type: ignore[method-assign]
@@ -385,7 +386,7 @@ def test_members_never_have_more_progress_than_the_state() -> None:
         scene.edge.delete_share = 0.0
         noted = scene.edge.set_progress
 
-        def compared(progress: Mapping[str, int], *, lower: bool, scene: Scene = scene, noted=noted) -> None:  # type: ignore[no-untyped-def]
+        def compared(progress: Mapping[str, int], lower: bool, scene: Scene = scene, noted: Any = noted) -> None:
             known = SenderState(scene.log.recovered(power_cut=False)).group("e1").progress
             assert progress["e1"] <= known
             noted(progress, lower=lower)

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.consumers.serve.server import Server
-from headrace.consumers.sync import staging_links
 from headrace.consumers.sync.file_check import series_path
 from headrace.consumers.sync.group_members import GroupMembers, Holder, MemberRefused
 from headrace.consumers.sync.incoming import IncomingFile
@@ -129,9 +128,9 @@ def test_bytes_are_sent_where_no_link_can_be_made(
     elif case == "not here":
         member.directory = directory / "elsewhere"
     elif case == "not writable":
-        monkeypatch.setattr(staging_links.os, "access", lambda *_of: False)
+        monkeypatch.setattr(os, "access", lambda *_of: False)
     else:
-        monkeypatch.setattr(staging_links.os, "link", _other_disk)
+        monkeypatch.setattr(os, "link", _other_disk)
     stage(member, path, 2)
     assert ([], [FILE.data, FILE.data], 1) == (member.linked, member.sent, member.asked)
     assert [] == os.listdir(directory)
