@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -268,7 +268,7 @@ def test_imports_point_down() -> None:
     assert upward == []
 
 
-def cycle_in(graph: dict[str, set[str]]) -> str:
+def cycle_in(graph: Mapping[str, Set[str]]) -> str:
     """The first cycle of a graph, as text; empty when there is none."""
     done: set[str] = set()
 
@@ -462,8 +462,9 @@ def test_every_test_has_a_docstring() -> None:
     undocumented = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in nodes_of(path):
-            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-            if named and not ast.get_docstring(node):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
+                continue
+            if not ast.get_docstring(node):
                 undocumented.append(f"{path.relative_to(ROOT)}::{node.name}")
     assert undocumented == []
 

@@ -363,7 +363,12 @@ def test_the_packages_come_first_and_once(
     done: list[str] = []
     for step in ("make_virtual_environment", "install"):
         monkeypatch.setattr(make_environment, step, lambda step=step: done.append(step))
-    monkeypatch.setattr(make_environment, "fetch_jars", lambda: done.append("fetch_jars") or str(tmp_path))
+
+    def fetch_jars() -> str:
+        done.append("fetch_jars")
+        return str(tmp_path)
+
+    monkeypatch.setattr(make_environment, "fetch_jars", fetch_jars)
     monkeypatch.setattr(make_environment, "find_spark_java", lambda: None)
     monkeypatch.setattr(make_environment, "FREE_BYTES_MIN", 0)
     environment = tmp_path / ".venv"
