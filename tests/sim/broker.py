@@ -362,6 +362,9 @@ class SimAppender:
         self._log.step("append")
         self._log.broker.send(self._log.client, topic, bytes(value), key, headers, on_delivery)
 
+    def prepare(self, topic: str) -> None:
+        """See Appender; the topics are known."""
+
     def flush(self, timeout_s: float) -> int:
         """See Appender."""
         del timeout_s

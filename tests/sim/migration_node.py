@@ -181,7 +181,7 @@ class MigrationNode:
         self._sent_ms = self.world.now_ms
         run = self.name, self.incarnation, f"store of {self.name}"
         present = Presence(*run, "", REPLICATION, SLOTS, eligible=True, epoch=0, records=self.records, changes=True)
-        sent = present, *map(self._status, self.groups.values())
+        sent: tuple[Status | Presence, ...] = present, *map(self._status, self.groups.values())
         self.simulation.sent += ((EPOCH_MS + self.world.now_ms, each) for each in sent)
 
     def _status(self, group: SimGroup) -> Status:

@@ -42,10 +42,10 @@ class GroupRows:
         """The actions of one record. Raises AssertionError for a row that comes twice."""
         for action in actions:
             if isinstance(action, ApplyWrite | ApplyRows):
-                own = isinstance(action, ApplyWrite)
-                rank = Rank(era, action.version) if own else action.rank
+                handed = action if isinstance(action, ApplyRows) else None
+                rank = handed.rank if handed else Rank(era, action.version)
                 for key, value in rows_of(action.write).items():
-                    if own or int(key[0]) in action.slots:
+                    if handed is None or int(key[0]) in handed.slots:
                         self._add(key, rank, value)
                 self._records += 1
             elif isinstance(action, ApplyDelete):

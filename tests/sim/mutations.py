@@ -11,8 +11,9 @@ import pytest
 from headrace.consumers.node import data_age
 from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.log_positions import LogPositions
-from headrace.consumers.replication import leader_tasks, replica
-from headrace.consumers.replication.actions import Ignored
+from headrace.consumers.replication import leader_tasks
+from headrace.consumers.replication.actions import Action, Ignored
+from headrace.consumers.replication.election import decide
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -103,7 +104,7 @@ def trimming_ignores_other_members(patch: pytest.MonkeyPatch) -> None:
 def claims_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
     """Two: a claim counts although another one came first."""
 
-    def claim(self: Replica, body: Claim) -> list[replica.Action]:
+    def claim(self: Replica, body: Claim) -> list[Action]:
         self.state.epoch, self.state.leader = body.leadership.epoch, body.leadership
         self.state.seal_rows, self.state.seal_bytes = max(1, body.seal_rows), max(1, body.seal_bytes)
         return []
@@ -144,7 +145,7 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 
 def no_majority(patch: pytest.MonkeyPatch) -> None:
     """Six: one member alone takes part in elections and serves."""
-    patch.setattr(leader_tasks, "decide", _decide_alone(leader_tasks.decide))
+    patch.setattr(leader_tasks, "decide", _decide_alone(decide))
 
 
 def _decide_alone(decide: Callable[[Any], Any]) -> Callable[[Any], Any]:

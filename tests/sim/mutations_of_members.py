@@ -20,6 +20,7 @@ from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.recovery import gap_search
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.replication import election, leader_tasks, replica
+from headrace.consumers.replication.actions import Action
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import SEAL_ROWS_DEFAULT
@@ -53,7 +54,7 @@ def limits_of_this_process(patch: pytest.MonkeyPatch) -> None:
     """Two: when a replica seals depends on the process, and not on the claim in the log."""
     claim = Replica._claim
 
-    def own(self: Replica, body: Claim) -> list[replica.Action]:
+    def own(self: Replica, body: Claim) -> list[Action]:
         actions = claim(self, body)
         self.state.seal_rows = SEAL_ROWS_DEFAULT
         return actions
@@ -84,7 +85,7 @@ def claims_of_strangers(patch: pytest.MonkeyPatch) -> None:
     """Two: a claim counts whose node is no member."""
     claim = Replica._claim
 
-    def anyone(self: Replica, body: Claim) -> list[replica.Action]:
+    def anyone(self: Replica, body: Claim) -> list[Action]:
         changes = self.state.changes
         members, changes.members = changes.members, (*changes.members, body.leadership.node)
         try:
@@ -97,7 +98,7 @@ def claims_of_strangers(patch: pytest.MonkeyPatch) -> None:
 
 def claimants_lead_at_once(patch: pytest.MonkeyPatch) -> None:
     """Two: who has appended a claim leads, before it has read the claim back as accepted."""
-    decide = leader_tasks.decide
+    decide = election.decide
 
     def at_once(view: election.GroupView) -> election.Decision:
         found = decide(view)
@@ -108,7 +109,7 @@ def claimants_lead_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def leaders_outlive_their_process(patch: pytest.MonkeyPatch) -> None:
     """Two: a leader that was restarted leads on without a claim of its own."""
-    decide = leader_tasks.decide
+    decide = election.decide
 
     def by_name(view: election.GroupView) -> election.Decision:
         if view.leader is not None:
@@ -204,7 +205,7 @@ def leaders_are_deposed(patch: pytest.MonkeyPatch) -> None:
 
 def header_never_takes_back(patch: pytest.MonkeyPatch) -> None:
     """Six: the preferred leader stays a follower."""
-    decide: Callable[[Any], Any] = leader_tasks.decide
+    decide: Callable[[Any], Any] = election.decide
     patch.setattr(leader_tasks, "decide", lambda view: decide(replace(view, take_back_ms=1 << 40)))
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.log.topic_settings import FORWARD, STATUS
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
@@ -71,8 +71,7 @@ class SimRecovery(NodeRecoveryEnvironment):
 
     def source(self, url: str, group: str) -> Source:
         """See RecoveryEnvironment; only `SimFiles.fetch` reads it."""
-        source: Any = (url, group)
-        return source
+        return cast("Source", (url, group))
 
     def chain_of(self, url: str, group: str, version: int) -> bytes | None:
         """See RecoveryEnvironment."""
@@ -144,6 +143,12 @@ class ClusterNode:
     """One node over its restarts. `process` is the present run, the last one while the node is down."""
 
     journal_class = CheckedJournal
+    journal: CheckedJournal
+    log_consumer: LogConsumer
+    heartbeat: Heartbeat
+    positions: LogPositions
+    readiness: Readiness
+    statuses: GroupStatuses
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -203,6 +208,7 @@ class ClusterNode:
         local.check_topics(self.log)
         self.identity.save(directory)
         local.open(lambda _line: None)
+        assert isinstance(local.journal, CheckedJournal)
         self.groups, self.journal = local.groups, local.journal
         self.log_consumer = LogConsumer(
             self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock

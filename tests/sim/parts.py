@@ -36,6 +36,7 @@ from headrace.consumers.replication import (
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import IsUrgent, JobStep
+from headrace.consumers.store import Store
 from headrace.consumers.wal import WriteAheadLog
 from headrace.schemas.framing import format_headers
 from tests.sim import rows
@@ -125,7 +126,7 @@ class SteppedTask:
 class SimHandle:
     """See JobHandle."""
 
-    def __init__(self, run_now: Callable[[], None]) -> None:
+    def __init__(self, run_now: Callable[[], object]) -> None:
         self.ended = False
         self._run_now = run_now
 
@@ -189,7 +190,8 @@ class SteppedGroup(group.Group):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self.process = BUILDING[-1]
-        super().__init__(*args, pool=SimPool(self.process, (5, 400)), **named)
+        named["pool"] = SimPool(self.process, (5, 400))
+        super().__init__(*args, **named)
 
     def start(self) -> None:
         """See Group."""
@@ -290,7 +292,7 @@ class SimFiles:
         """See file_copy.finish_swaps."""
         self.finish_swap(directory, "")
 
-    def open_store(self, directory: Path, name: str, *_settings: object) -> ModelStore:
+    def open_store(self, directory: Path, name: str, *_settings: Any) -> ModelStore | Store:
         """See Store.open."""
         return ModelStore(self.node(directory).disk, name)
 

@@ -40,7 +40,7 @@ def encoded(number: int) -> bytes:
             ]
         ),
     )
-    return encode_rows(batch, "none").to_pybytes()
+    return bytes(encode_rows(batch, "none").to_pybytes())
 
 
 def unreadable(kind: int) -> Write:
@@ -52,7 +52,7 @@ def unreadable(kind: int) -> Write:
 @cache
 def _other_columns() -> bytes:
     batch = decode_rows(encoded(0))
-    return encode_rows(batch.rename_columns(["__series", "time", "other"]), "none").to_pybytes()
+    return bytes(encode_rows(batch.rename_columns(["__series", "time", "other"]), "none").to_pybytes())
 
 
 def time_of(number: int) -> int:

@@ -11,7 +11,7 @@ from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.replication.failure_detector import RECEIPTS_KEPT, FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.producers.acks import Quorum, QuorumTimeout
-from headrace.producers.cluster import FixedRouting
+from headrace.producers.cluster import FixedRouting, MemberStatuses
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import GroupKey
@@ -77,7 +77,10 @@ class Watch:
     def start(self) -> None:
         """See StatusSource."""
 
-    def wait_for(self, holds: Callable[[Any], bool], timeout_s: float) -> bool:
+    def close(self) -> None:
+        """See StatusSource."""
+
+    def wait_for(self, holds: Callable[[MemberStatuses], bool], timeout_s: float) -> bool:
         """See StatusSource; raises StillWaiting unless this is the `last` look before the timeout."""
         del timeout_s
         if not (found := holds(self.statuses)) and not self.last:

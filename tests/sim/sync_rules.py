@@ -13,9 +13,10 @@ from headrace.consumers.replication import sync_rules
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.store import synced
 from headrace.consumers.store.segment import SegmentEntry
-from headrace.consumers.sync import owners, partition_files, selection, send_round, sender_state
+from headrace.consumers.sync import file_states, owners, partition_files, selection, send_round, sender_state
 from headrace.consumers.sync.chunk_states import STEPS, ChunkAction, ChunkEvent, FileState
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
+from headrace.consumers.sync.selection import file_body
 from headrace.consumers.sync.send_round import SendRound
 from headrace.consumers.sync.sender import Sender
 from headrace.consumers.sync.shares import Share
@@ -138,7 +139,7 @@ def _a_gap_is_written_over(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(
             STEPS,
             state,
-            {**STEPS[state], ChunkEvent.AHEAD: (FileState.RECEIVING, ChunkAction.WRITE)},  # type: ignore[misc]
+            {**STEPS[state], ChunkEvent.AHEAD: (FileState.RECEIVING, ChunkAction.WRITE)},
         )
     patch.setattr(MemoryFile, "finish", lambda _self: None)
 
@@ -154,7 +155,7 @@ def _files_below_deletes_are_continued(patch: pytest.MonkeyPatch) -> None:
         record = self._state.files[listed.body.file]
         group = self._group_of(listed.body.file)
         known = self._state.group(group.listing.group)
-        if record.state is send_round.FileState.SENDING and record.number <= known.deletes_number:
+        if record.state is file_states.FileState.SENDING and record.number <= known.deletes_number:
             self._state.put_group(replace(known, deletes_number=0))
             checked(self, listed, md5)
             self._state.put_group(known)
@@ -170,7 +171,7 @@ def _progress_passes_undecided_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_carried_delete_is_left_out(patch: pytest.MonkeyPatch) -> None:
-    body_of = send_round.file_body
+    body_of = file_body
 
     def broken(listed: Any, md5: bytes, settled: str) -> SyncFile:
         return replace(body_of(listed, md5, settled), deletes=())

@@ -134,7 +134,6 @@ class Truth:
         before, self.version, digest = self.chain, self.version + 1, record_digest(record.value)
         self.chain = next_chain(before, digest)
         self._unsealed = (self._unsealed[0], self._unsealed[1] + len(record.value))
-        self._number: int | None = None
         ignored = self._judge(record)
         if self._unsealed[0] >= self._limits[0] or self._unsealed[1] >= self._limits[1]:
             self._seal()
@@ -156,6 +155,7 @@ class Truth:
             self.written[self._number, record.offset], self.digests[self._number, record.offset] = found, digest
 
     def _judge(self, record: Record) -> str:
+        self._number: int | None = None
         if any(name == FORMAT_HEADER and int(value) > FORMAT for name, value in record.headers):
             return "too_new"
         try:

@@ -34,7 +34,7 @@ class World:
         self.broken: InvariantBroken | None = None
         self.events_run = 0
         self._nested = 0
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._count = 0
 
     def note(self, line: str) -> None:
@@ -43,7 +43,7 @@ class World:
         if self.verbose:
             print(self.lines[-1])
 
-    def after(self, delay_ms: float, action: Callable[[], None]) -> None:
+    def after(self, delay_ms: float, action: Callable[[], object]) -> None:
         """Run an action after a delay."""
         self._count += 1
         heapq.heappush(self._events, (self.now_ms + (int(delay_ms) or 1), self._count, action))
