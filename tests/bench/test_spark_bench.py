@@ -64,9 +64,9 @@ def test_an_interrupt_keeps_what_was_measured(stopped: int, counted: dict[str, i
     legs = {"a": leg, "b": leg}
     if counted is None:
         with pytest.raises(KeyboardInterrupt):
-            in_turn(legs, 2, str)
+            in_turn(legs, 2, print)
         return
-    taken, failed = in_turn(legs, 2, str)
+    taken, failed = in_turn(legs, 2, print)
     assert {} == failed
     assert counted == {name: len(each) for name, each in taken.items()}
     taken = {"sink": taken["a"], **({"stock sink": taken["b"]} if "b" in taken else {})}
@@ -82,7 +82,7 @@ def test_a_leg_that_fails_has_no_figures() -> None:
             raise BenchInvalid("sink: 9 rows instead of 10")
         return Leg(10, 1.0, 1.0)
 
-    taken, failed = in_turn({"sink": failing, "stock sink": lambda: Leg(10, 1.0, 1.0)}, 3, str)
+    taken, failed = in_turn({"sink": failing, "stock sink": lambda: Leg(10, 1.0, 1.0)}, 3, print)
     assert (3, {"sink": "sink: 9 rows instead of 10"}) == (len(taken["stock sink"]), failed)
     assert "sink" not in taken
 

@@ -59,7 +59,7 @@ def test_a_leg_without_an_update_has_no_figure(tmp_path: Path, monkeypatch: pyte
 
 def test_a_peer_that_recovers_less_has_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ours has none: less is recovered sooner."""
-    monkeypatch.setattr(wal.NifiPeer, "found", lambda: _Forgetful("", ""))
+    monkeypatch.setattr(NifiPeer, "found", lambda: _Forgetful("", ""))
     monkeypatch.setattr(wal, "_measure_updates", lambda *_: {})
     with pytest.raises(wal.ContentLost, match="recovered 99 records instead of 100"):
         wal.run({**SIZES, "dir": str(tmp_path)})
@@ -71,7 +71,7 @@ def test_without_java_no_directory_is_left(tmp_path: Path, monkeypatch: pytest.M
     def missing() -> NifiPeer:
         raise HeadraceError("no Java")
 
-    monkeypatch.setattr(wal.NifiPeer, "found", missing)
+    monkeypatch.setattr(NifiPeer, "found", missing)
     with pytest.raises(HeadraceError, match="no Java"):
         wal.run({**SIZES, "dir": str(tmp_path)})
     assert [] == list(tmp_path.iterdir())

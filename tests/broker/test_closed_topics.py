@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_a_writer_sees_no_error_when_a_group_ends(broker: BrokerInfo) -> None:
     log, topics = KafkaLog(broker.bootstrap), Topics(name)
     join_cluster(log, topics, Create(NODES, 2, 120))
     with (
-        headrace.connect(broker.bootstrap, name, **{"linger.ms": 3_000}) as client,
+        headrace.connect(broker.bootstrap, name, **dict[str, Any]({"linger.ms": 3_000})) as client,
         client.writer("plant", "pumps", tags=["pump"]) as writer,
     ):
         writer.write(rows_of(1))

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.kafka import broker as broker_module
 from headrace.connectors.kafka import storage_format

@@ -16,7 +16,8 @@ from confluent_kafka.cimpl import NewTopic
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.connectors.log.kafka_settings import consumer_settings
 from headrace.pipeline.failures import RawDataLost
-from headrace.pipeline.offset_ranges import READER_SETTINGS, OffsetRange, OffsetRangeReader
+from headrace.pipeline.offset_ranges import READER_SETTINGS, OffsetRangeReader
+from headrace.pipeline.raw_offsets import OffsetRange
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.sync_records import (
@@ -118,7 +119,7 @@ class FakeReceiver:
             self.chunks_read += 1
             key = (chunk.sender, chunk.number)
             if key in self._open:
-                self._open[key].chunks.setdefault(chunk.chunk, chunk.data)
+                self._open[key].chunks.setdefault(chunk.chunk, bytes(chunk.data))
                 self._finish(key)
             elif key not in self._decided:
                 self._early.append((key, chunk))
@@ -132,7 +133,7 @@ class FakeReceiver:
             self._open.setdefault(key, Received(manifest))
             for early_key, chunk in self._early:
                 if early_key == key:
-                    self._open[key].chunks.setdefault(chunk.chunk, chunk.data)
+                    self._open[key].chunks.setdefault(chunk.chunk, bytes(chunk.data))
             self._early = [each for each in self._early if each[0] != key]
             self._finish(key)
             return

@@ -181,7 +181,7 @@ def rows_of(number: int, writer: int, rng: random.Random) -> pa.Table:
 
     `value` follows from series and time, which detects mixed-up rows; `note` fills journals.
     """
-    pumps, times = [], []
+    pumps, times = list[str](), list[int]()
     for series in sorted(rng.sample(range(SERIES), 4)):
         pumps += [f"w{writer}p{series}"] * ROWS_PER_SERIES
         if series % OVERWRITTEN_EVERY == 0:
@@ -207,7 +207,7 @@ def value_of(pump: str, time_index: int) -> int:
 
 def hash_of(pump: str) -> int:
     """A small hash that distinguishes series."""
-    return sum(byte * 31**place for place, byte in enumerate(pump.encode())) % 65_521
+    return sum(byte * int(31**place) for place, byte in enumerate(pump.encode())) % 65_521
 
 
 class Expectation:
@@ -288,7 +288,7 @@ class Faults:
 
 def messages_of(shared: Cluster) -> Callable[[pa.Table], list[pa.Table]]:
     """Splits the rows of a write as a writer does: one part for each message."""
-    database = shared.tables.database(DATABASE)
+    database = shared.tables.catalogue.databases.get(DATABASE)
     assert database is not None
     schema = shared.tables.catalogue.newest(DATABASE, TABLE)
     groups: dict[str, str] = {}

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import duckdb
 import pyarrow as pa
@@ -164,7 +165,7 @@ def _replaced(parts: Sequence[tuple[str, pa.Table]], number: int, table: str) ->
 
 
 def _is_key(field: pa.Field) -> bool:
-    return field.name == "time" or pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
+    return bool(field.name == "time" or pa.types.is_dictionary(field.type) or pa.types.is_string(field.type))
 
 
 class QueryLoad:
@@ -188,7 +189,7 @@ class QueryLoad:
         """Begin to ask nodes."""
         for name in names:
             self._asked.add(name)
-            self._spawn(lambda name=name: self._ask_always(name), f"asks-{name}")
+            self._spawn(partial(self._ask_always, name), f"asks-{name}")
 
     def ask_no_more(self, name: str) -> None:
         """A node leaves."""

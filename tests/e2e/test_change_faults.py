@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def run_faults(
     The copy is slow, so that a fault in the last phase comes before its end. Nobody else reads the log of a group that
     ends, so it is not kept for long.
     """
-    paces = {"store_migration_bytes_per_second": str(bytes_per_second), "cluster_ended_log_kept_s": "1"}
+    paces: dict[str, Any] = {"store_migration_bytes_per_second": str(bytes_per_second), "cluster_ended_log_kept_s": "1"}
     settings = SETTINGS | paces
     events = EventLog(directory / "events.txt")
     events.add(f"HEADRACE_FAULT_SEED={seed}")

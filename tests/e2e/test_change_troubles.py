@@ -85,7 +85,7 @@ def test_a_dead_node_is_replaced_by_one_whose_disk_is_full(
     space, names the disk, and ends by itself; meanwhile the former holders answer.
     """
     # No row is sealed before the cut, so that files are copied behind it, where the test waits for them.
-    slow = {"store_seal_age_ms": "3600000", "store_migration_bytes_per_second": "10000"}
+    slow: dict[str, Any] = {"store_seal_age_ms": "3600000", "store_migration_bytes_per_second": "10000"}
     with (
         running_cluster(tmp_path, broker.bootstrap, cluster_name, 3, replication=2, **slow) as cluster,
         connect(bootstrap=cluster.bootstrap, cluster=cluster.cluster) as client,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,13 @@ def cluster(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Three nodes whose leaders keep two records of each log, and whose file copies are slow enough to be
     killed.
     """
-    variables = {"store_seal_rows": "4000", "store_log_keep_records": "2", "store_recovery_bytes_per_second": "150000"}
+    settings: dict[str, Any] = {
+        "store_seal_rows": "4000",
+        "store_log_keep_records": "2",
+        "store_recovery_bytes_per_second": "150000",
+    }
     directory, name = tmp_path_factory.mktemp("trimmed"), f"t{uuid.uuid4().hex[:12]}"
-    with running_cluster(directory, broker.bootstrap, name, **variables) as running:
+    with running_cluster(directory, broker.bootstrap, name, **settings) as running:
         yield running
 
 

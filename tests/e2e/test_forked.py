@@ -128,8 +128,7 @@ def test_a_node_is_found_and_ends_by_signals(
     """It leads a session, /proc shows its arguments, signals stop and end it, and its parent reports the exit code."""
     forked, node, log = waiting_nodes.pop()
     assert forked.pid == os.getsid(forked.pid) == os.getpgid(forked.pid)
-    assert node.running
-    assert not NodeProcess("n2", node.http, forked.pid).running
+    assert (True, False) == (node.running, NodeProcess("n2", node.http, forked.pid).running)
     assert forked.poll() is None
     os.kill(forked.pid, signal.SIGSTOP)
     eventually(lambda: is_stopped(forked.pid), "stopped threads")

@@ -39,7 +39,7 @@ FENCE_S = 3.0
 
 
 @pytest.fixture
-def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path):
+def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[LocalCluster]:
     """Three nodes that seal every few thousand rows."""
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="4000") as running:
         yield running

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.client import Client, connect
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from headrace.connectors.kafka.broker_process import free_port
-from headrace.connectors.log.port import RecordTooLarge
+from headrace.connectors.log.port import Record, RecordTooLarge
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.query.query_errors import QueryError
 from headrace.local_cluster import LocalCluster
@@ -227,7 +227,7 @@ def test_foreign_bytes_are_counted_and_ignored_by_all(cluster: LocalCluster) -> 
     assert 2 * len(garbage) + 1 == counts[0]["undecodable"]
 
 
-def first_records(shared: Cluster, topic: str) -> list[object]:
+def first_records(shared: Cluster, topic: str) -> list[Record]:
     """The first records of a topic."""
     reader = shared.log.reader({topic: 0})
     try:

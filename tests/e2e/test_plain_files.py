@@ -15,6 +15,7 @@ from headrace.local_cluster import LocalCluster
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.workload import iot
 from tests.e2e.actions import connected, running_cluster, seal, write, write_workload
+from tests.present import present
 
 WORKLOAD = iot(100, duration_s=1_200)
 
@@ -28,10 +29,11 @@ def newest_rows(cluster: LocalCluster, name: str, table: str, tags: str) -> pa.T
     """The rows of a table with upserts, read as documented: of equal series and times the row of the latest
     file name.
     """
-    return duckdb.sql(
+    found = duckdb.sql(
         f"""SELECT * EXCLUDE filename FROM read_parquet('{segment_pattern(cluster, name, table)}', filename = true, union_by_name = true)
         QUALIFY row_number() OVER (PARTITION BY {tags}, time ORDER BY filename DESC) = 1"""
-    ).to_arrow_table()
+    )
+    return present(found).to_arrow_table()
 
 
 @pytest.mark.slow(25)
@@ -54,9 +56,8 @@ def test_duckdb_reads_the_segments_of_a_stopped_node(broker: BrokerInfo, cluster
         expected = workload_checksums(WORKLOAD)
         for node in cluster.file.nodes:
             for table in WORKLOAD.tables:
-                rows = duckdb.sql(
-                    f"SELECT * FROM read_parquet('{segment_pattern(cluster, node.name, table)}')"
-                ).to_arrow_table()
+                stored = duckdb.sql(f"SELECT * FROM read_parquet('{segment_pattern(cluster, node.name, table)}')")
+                rows = present(stored).to_arrow_table()
                 assert [] == compare(expected[table], checksums(rows, WORKLOAD.tags))
             found = newest_rows(cluster, node.name, "pumps", "pump").to_pylist()
             at = {(row["pump"] or "", row["time"].microsecond): (row["flow"], row["state"]) for row in found}

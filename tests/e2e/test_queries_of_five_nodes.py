@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ RESTART_S = 240.0
 """Nodes that are killed again and again serve within this, also on a busy machine."""
 LOST = {"ReplicaLost", "GroupUnavailable", "NotReady"}
 """The errors of a query whose members are gone: by whether it, or the end of their heartbeats, came first."""
-SETTINGS = {"store_seal_age_ms": "4000"}
+SETTINGS: dict[str, Any] = {"store_seal_age_ms": "4000"}
 
 
 class Scene:

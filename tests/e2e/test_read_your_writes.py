@@ -26,7 +26,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def over_http(cluster: LocalCluster, node: str, sql: str, after: Mapping[str, int]) -> list[dict[str, object]]:
-    return query(cluster.url(node), sql, after).to_pylist()
+    return list(query(cluster.url(node), sql, after).to_pylist())
 
 
 def over_flight(cluster: LocalCluster, node: str, sql: str, after: Mapping[str, int]) -> list[dict[str, object]]:

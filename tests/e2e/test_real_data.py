@@ -15,6 +15,7 @@ from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
 from tests.e2e.actions import query, running_cluster, seal, verify
 from tests.forked import run_forked
+from tests.present import present
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "real"
 FILES = sorted(REAL.glob("nab_*.csv"))
@@ -24,11 +25,12 @@ pytestmark = pytest.mark.skipif(not FILES, reason="the folder with real data is 
 
 def expected(file: Path) -> list[tuple[int, float]]:
     """(time in ns, value) of a file in order of time, the last row of each time."""
-    return duckdb.sql(
+    found = duckdb.sql(
         f"""SELECT epoch_ns(timestamp), value
         FROM (SELECT *, row_number() OVER () AS number FROM read_csv('{file}', parallel = false))
         QUALIFY row_number() OVER (PARTITION BY timestamp ORDER BY number DESC) = 1 ORDER BY 1"""
-    ).fetchall()
+    )
+    return present(found).fetchall()
 
 
 def write(cluster: LocalCluster, file: Path) -> dict[str, int]:
@@ -60,7 +62,7 @@ def test_every_file_is_read_back_bit_by_bit_from_every_node(
     with running_cluster(tmp_path, broker.bootstrap, cluster_name) as cluster:
         for file in FILES:
             written = write(cluster, file)
-            assert written["rows"] == duckdb.sql(f"SELECT count(*) FROM '{file}'").fetchall()[0][0]
+            assert written["rows"] == present(duckdb.sql(f"SELECT count(*) FROM '{file}'")).fetchall()[0][0]
             assert 0 == written["rejected"]
         verify(cluster)
         assert_equal(cluster)

@@ -23,6 +23,7 @@ import pytest
 
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.leader_tasks import UPKEEP_INTERVAL_S
 from headrace.local_cluster import LocalCluster
 from headrace.producers.acks import QuorumTimeout
@@ -273,7 +274,9 @@ def test_a_source_with_a_corrupted_file_is_detected_by_digest_and_skipped(proxie
     trim(proxied)
     # After the next upkeep no leader merges files any more.
     threading.Event().wait(UPKEEP_INTERVAL_S + 1)
-    ring = proxied.shared.slot_table.nodes
+    table = proxied.shared.slot_table
+    assert isinstance(table, SlotTable)
+    ring = table.nodes
     wiped, first = ring[2], ring[0]
     contents = {path: path.read_bytes() for path in (cluster.data_directory(first) / "segments").rglob("*.parquet")}
     cluster.kill(wiped)

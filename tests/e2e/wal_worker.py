@@ -16,10 +16,10 @@ PARTITIONS = 3
 UPDATES = 60
 
 
-def records_of(transaction: int) -> list[Put | Delete]:
+def records_of(transaction: int) -> list[Put[tuple[bytes, bytes]] | Delete[bytes]]:
     """The records of a transaction, the same in every process."""
     rng = random.Random(transaction)
-    records: list[Put | Delete] = []
+    records: list[Put[tuple[bytes, bytes]] | Delete[bytes]] = []
     for _ in range(rng.randint(1, 3)):
         key = b"key-%d" % rng.randrange(KEYS)
         if rng.random() < 0.25:

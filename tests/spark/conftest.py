@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
 from headrace.connectors.formats.interface import FormatOptions

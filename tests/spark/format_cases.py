@@ -56,7 +56,7 @@ Rows = Sequence[dict[str, Any]]
 def cases(rows: pa.Table, tags: Sequence[str], directory: Path, registry: SchemaRegistry) -> dict[str, FormatCase]:
     """A case for each name; each writes the table of its name, with `_` for `-`."""
     documents = rows.to_pylist()
-    plain = {
+    plain: dict[str, Callable[[str], FormatCase]] = {
         "influx": lambda name: _influx(name, rows),
         "json": lambda name: _case(name, "json", tags, [each.encode() for each in to_json_lines(rows).to_pylist()]),
         "json-mapped": lambda name: _mapped(name, documents, tags, directory),

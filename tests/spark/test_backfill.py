@@ -70,7 +70,7 @@ def run(
         return run_backfill(spark, job, plan, known)
 
 
-def numbers(cluster: IngestCluster, table: str = "t") -> tuple[int, int, float]:
+def numbers(cluster: IngestCluster, table: str = "t") -> tuple[int, object, object]:
     """Rows, sum of n and sum of x of a table, each row once."""
     stored: pa.Table = stored_tables(cluster.log, cluster.topics)[table]
     frame = pl.DataFrame(pl.from_arrow(stored.select(["n", "x"])))

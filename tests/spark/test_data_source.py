@@ -15,6 +15,7 @@ import headrace.spark
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.spark import BYTES_SETTING, BYTES_UNLIMITED, ROWS_MOST, ROWS_SETTING, BatchesUnlimited
 from tests.e2e.actions import running_cluster
+from tests.present import present
 from tests.spark.queries import run_to_end
 
 pytestmark = [
@@ -124,7 +125,7 @@ def test_nodes_evaluate_filters(
     assert "h1" not in plan
     by_option = load(spark, options, start="2026-01-02", time="long")
     assert ROWS // 2 == by_option.count()
-    assert START_US * 1_000 + DAY_US * 1_000 == by_option.agg({"time": "min"}).first()[0]
+    assert START_US * 1_000 + DAY_US * 1_000 == present(by_option.agg({"time": "min"}).first())[0]
 
 
 def test_a_table_that_is_read_again_has_all_its_rows(spark: SparkSession, options: dict[str, str]) -> None:
@@ -171,7 +172,7 @@ def test_a_stream_is_written_by_the_sink(spark: SparkSession, options: dict[str,
         newest.unlink()
         (checkpoint / "commits" / f".{newest.name}.crc").unlink(missing_ok=True)
     figures = ("count(*)", "count(DISTINCT n)", "sum(n)", "sum(x)", "count(DISTINCT host, s)", "count_if(even)")
-    written, copied = (load(spark, each).selectExpr(*figures).first() for each in (options, own))
+    written, copied = (present(load(spark, each).selectExpr(*figures).first()) for each in (options, own))
     assert written == copied
     assert ROWS == copied[0]
     # Rows that it has passed would be in neither table.
