@@ -52,8 +52,8 @@ lint: packages  ## Style and format.
 	$(BIN)/ruff check $(SOURCES) tests tools
 	$(BIN)/ruff format --check $(SOURCES) tests tools
 
-type: packages  ## Types, strictly.
-	$(BIN)/mypy headrace tools
+type: packages  ## Types, strictly, also those of the tests.
+	$(BIN)/mypy headrace tools tests
 
 spark-package: environment  ## The zip for spark-submit --py-files and the jobs, in build/spark.
 	@$(BIN)/python -m headrace.pipeline.package build/spark
