@@ -182,6 +182,13 @@ class TombstoneSet:
         """Whether any tombstone matches any of these series, at whatever time."""
         return any(match.places.size for match in self._matches(keys))
 
+    def of_series(self, keys: pa.StringArray) -> TombstoneSet:
+        """Those that match any of these series, at whatever time."""
+        mask = np.zeros(len(self), np.bool_)
+        for match in self._matches(keys):
+            mask[match.places] = True
+        return self.select(mask)
+
     def deleted(self, keys: pa.StringArray, codes: npt.NDArray[np.integer], times: Int64s, floors: Int64s) -> Mask:
         """Which rows are deleted; row i has series `keys[codes[i]]`, time `times[i]` and floor `floors[i]`."""
         deleted = np.zeros(len(codes), np.bool_)

@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 
 from headrace.connectors.files import create_directories
+from headrace.consumers.store.brought_deletes import brought_deletes
 from headrace.consumers.store.memtable import TableKey
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, translate_errors
@@ -114,7 +115,8 @@ def _file(
     # By number and not by content: two tables may hold the same rows in files of other bytes.
     segment, series = (directory / f"{number:06}{suffix}" for suffix in (SEGMENT_SUFFIX, SERIES_SUFFIX))
     os.link(components.files.path(entry.name), segment)
-    content = SeriesFile.of(entry, components.runs.get(entry.name).to_bytes()).to_bytes()
+    runs = components.runs.get(entry.name)
+    content = SeriesFile.of(entry, runs.to_bytes()).to_bytes()
     # Not synced, unlike in a cut: the directory ends with the process, and its files are read from the page cache.
     series.write_bytes(content)
     key = (entry.database, entry.table)
@@ -122,7 +124,8 @@ def _file(
     assert known is not None, entry.name
     schema = schema_of_file(segment, entry)
     own = by_table.get(key, NO_TOMBSTONES).up_to(frontier)
-    deletes = tuple(each for each in own.unapplied(entry).items if not (each.is_drop or each.is_fence))
+    users = TombstoneSet(each for each in own.unapplied(entry).items if not (each.is_drop or each.is_fence))
+    deletes = brought_deletes(users, runs.keys)
     schema = _with_resolution(schema, known.schema)
     digest = xxhash.xxh3_128_digest(content)
     return UndecidedFile(entry, schema, known.database, deletes, segment, series, len(content), digest)

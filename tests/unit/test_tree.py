@@ -108,6 +108,7 @@ PURE_MODULES = (
     "consumers/scheduling/timeout_queue.py",
     "consumers/scheduling/unbounded_slots.py",
     "consumers/serve/flight_sql.py",
+    "consumers/store/brought_deletes.py",
     "consumers/store/compaction.py",
     "consumers/store/encoding.py",
     "consumers/store/rollup_columns.py",

@@ -126,3 +126,17 @@ def test_the_first_undecided_time_holds_retention_back(waiting: Store) -> None:
     seal(waiting, 2)
     assert waiting.first_undecided_ns("plant", "cpu", 0) == 3 * HOUR_NS
     assert waiting.first_undecided_ns("plant", "cpu", 2) is None
+
+
+def test_a_file_brings_what_deletes_delete_in_it_alone(waiting: Store, tmp_path: Path) -> None:
+    """A manifest has 16 MiB at most: with the names of thousands of other devices the file would wait for ever."""
+    fill(waiting, 1)
+    waiting.delete(3, 1, "plant", "cpu", {"host": ("a", *(f"other{number}" for number in range(1_000)))}, None, None)
+    waiting.delete(4, 1, "plant", "cpu", {"host": ("other",)}, None, None)
+    seal(waiting, 5)
+    listed = waiting.undecided(0, 10, tmp_path / "all")
+    assert [[(each.version, each.tags) for each in file.deletes] for file in listed.files] == [
+        [(3, (("host", ("a",)),))]
+    ]
+    # Those of the round name whatever the user has named: files that are there have rows of it.
+    assert [len(dict(each.tags)["host"]) for each in listed.deletes] == [1_001, 1]
