@@ -68,9 +68,14 @@ def set_(
 def _kept(text: str) -> timedelta | None:
     if text == FOREVER:
         return None
-    seconds = parse_duration("retention", text)
+    action = f"for example 30d, 12h, 2w, or {FOREVER}"
+    try:
+        seconds = parse_duration("retention", text)
+    except UsageInvalid as error:
+        # A retention is longer than what else a duration is of, and may have no end.
+        raise UsageInvalid(error.message, action=action) from None
     if not 1 <= seconds <= SECONDS_MAX:
-        raise UsageInvalid(f"retention {text} is not between 1s and 200 years", action="for example 30d, or forever")
+        raise UsageInvalid(f"retention {text} is not between 1s and 200 years", action=action)
     return timedelta(seconds=seconds)
 
 

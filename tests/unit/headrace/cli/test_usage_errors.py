@@ -229,3 +229,11 @@ def test_the_log_to_repair_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("wal", "repair", "file", "--json")
     assert (2, True) == (done.exit_code, "file is a file" in json.loads(done.stderr)["error"]["message"])
+
+
+@pytest.mark.parametrize("keep", ["never", "0s"])
+def test_a_retention_without_end_is_named_with_the_others(keep: str) -> None:
+    """Whoever writes another word for it reads the one that counts."""
+    result = run("retention", "set", "plant.pumps", keep, "--json")
+    assert result.exit_code == 2
+    assert "forever" in result.output
