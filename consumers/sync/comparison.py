@@ -179,15 +179,19 @@ def _filters(keys: Sequence[str]) -> dict[str, Sequence[str]]:
 def _difference(row: Mapping[str, object], devices: OwnedDevices) -> str:
     series, edge, centre = row["series"], row["rows_edge"], row["rows_centre"]
     if edge is None:
-        return f"{series}: {centre} rows at the centre alone"
+        return f"{series}: {_rows(centre)} at the centre alone"
     owner = devices.others.get(str(series))
     if owner is not None:
-        return f"{series}: {edge} rows at the edge, and the device is that of sender {owner}"
+        return f"{series}: {_rows(edge)} at the edge, and the device is that of sender {owner}"
     if centre is None:
-        return f"{series}: {edge} rows at the edge alone"
+        return f"{series}: {_rows(edge)} at the edge alone"
     if edge != centre:
-        return f"{series}: {edge} rows at the edge, {centre} at the centre"
-    return f"{series}: {edge} rows at both ends, and not all are equal"
+        return f"{series}: {_rows(edge)} at the edge, {centre} at the centre"
+    return f"{series}: {_rows(edge)} at both ends, and not all are equal"
+
+
+def _rows(count: object) -> str:
+    return f"{count} {'row' if count == 1 else 'rows'}"
 
 
 def _quoted(name: str) -> str:

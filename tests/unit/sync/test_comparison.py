@@ -78,12 +78,12 @@ def test_equal_rows_are_equal_in_any_order(portable: bool) -> None:
     ("centre", "difference"),
     [
         (ROWS[1:], "m,dev=a: 2 rows at the edge, 1 at the centre"),
-        (ROWS[:2], "m,dev=b: 1 rows at the edge alone"),
-        ([*ROWS, ("b", 5, 1, "s")], "m,dev=b: 1 rows at the edge, 2 at the centre"),
+        (ROWS[:2], "m,dev=b: 1 row at the edge alone"),
+        ([*ROWS, ("b", 5, 1, "s")], "m,dev=b: 1 row at the edge, 2 at the centre"),
         ([("a", 0, 7, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
         ([("a", 0, 1, None), ("a", 1, 2, "p"), *ROWS[2:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
         ([("a", 2, 1, "p"), *ROWS[1:]], "m,dev=a: 2 rows at both ends, and not all are equal"),
-        ([("b", 0, None, "p"), *ROWS[:2]], "m,dev=b: 1 rows at both ends, and not all are equal"),
+        ([("b", 0, None, "p"), *ROWS[:2]], "m,dev=b: 1 row at both ends, and not all are equal"),
     ],
 )
 def test_a_difference_is_named(centre: list[Row], difference: str, portable: bool) -> None:
@@ -96,7 +96,7 @@ def test_a_device_of_another_sender_is_named() -> None:
     """Its rows at the edge were rejected; those of the other sender do not make up for them."""
     verdict = compared([("x", 0, 9, "z")], [("x", 0, 9, "z")])
     assert (1, 0, False) == (verdict.edge_rows, verdict.centre_rows, verdict.equal)
-    assert ("m,dev=x: 1 rows at the edge, and the device is that of sender other",) == verdict.differences
+    assert ("m,dev=x: 1 row at the edge, and the device is that of sender other",) == verdict.differences
 
 
 @pytest.mark.parametrize("portable", [False, True])
