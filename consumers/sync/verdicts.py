@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headrace.connectors.log.port import Record
 from headrace.consumers.sync.file_states import FileEvent, FileRecord
-from headrace.consumers.sync.sender_state import DELETES_REJECTED, SenderState
+from headrace.consumers.sync.sender_state import DELETES_REJECTED, GroupRecord, SenderState
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_names import group_identity
@@ -58,19 +58,22 @@ def check_verdict(state: SenderState, verdict: SyncVerdict) -> None:
             f"the centre has answered manifest {verdict.number}, which was never sent from here: this directory is a "
             "copy, or was restored from one",
         )
-    record = state.of_number(verdict.number)
-    if record is None or record.file != verdict.file or not verdict.content_digest:
+    record, deletes = state.of_number(verdict.number), _deletes_of(state, verdict)
+    # Within what is reserved as well. A power cut takes back that a file was sent, but not that deletes were, and no
+    # number is given twice behind it.
+    if record is None and (verdict.content_digest or verdict.number <= deletes.deletes_number):
         return
-    if record.digest != verdict.content_digest.hex():
+    if record is None or (record.file, record.digest) != (verdict.file, verdict.content_digest.hex()):
+        what = "deletes of" if not verdict.content_digest else "file"
         raise SenderCloned.of(
-            verdict.sender, f"the centre has another content for manifest {verdict.number}, {verdict.file}"
+            verdict.sender, f"the centre has another content for manifest {verdict.number}, {what} {verdict.file}"
         )
 
 
 def apply_deletes_verdict(state: SenderState, verdict: SyncVerdict) -> bool:
     """Whether a verdict is about the newest deletes of a group, which then are decided, or to be sent anew."""
-    known = next((each for each in state.groups.values() if group_identity(each.group) == verdict.file), None)
-    if known is None or not known.deletes_body or known.deletes_number != verdict.number:
+    known = _deletes_of(state, verdict)
+    if not known.deletes_body or known.deletes_number != verdict.number:
         return False
     if verdict.state in (Verdict.RETRY, Verdict.RESEND):
         state.put_group(replace(known, deletes_body="", error=verdict.message), sync=True)
@@ -81,6 +84,12 @@ def apply_deletes_verdict(state: SenderState, verdict: SyncVerdict) -> bool:
     # Durable before any file: sent a second time behind one, they would hide its rows at the centre.
     state.put_group(replace(known, deletes_accepted=known.deletes_sent, deletes_body="", error=why), sync=True)
     return True
+
+
+def _deletes_of(state: SenderState, verdict: SyncVerdict) -> GroupRecord:
+    """The group whose deletes a verdict is about; one that has sent none where it is about a file."""
+    known = (each for each in state.groups.values() if group_identity(each.group) == verdict.file)
+    return next(known, GroupRecord(verdict.file))
 
 
 def apply_verdict(state: SenderState, verdict: SyncVerdict, tries_max: int) -> FileRecord | None:

@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from headrace.connectors.log.port import Record
 from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.state_directory import StateDirectory
-from headrace.consumers.sync.verdicts import apply_deletes_verdict, verdicts_for
+from headrace.consumers.sync.verdicts import SenderCloned, apply_deletes_verdict, apply_verdict, verdicts_for
 from headrace.schemas.sync_records import SyncVerdict, Verdict, encode_verdict, verdict_key
 
 SIZE_BYTES = 100
@@ -93,3 +95,31 @@ def test_a_sender_takes_no_verdict_that_no_receiver_sends_it() -> None:
     values += [(verdict_key("u", "g/1/f"), encode_verdict(replace(own, number=2**63 - 1)))]
     records = [Record("t", offset, 0, key or None, value) for offset, (key, value) in enumerate(values)]
     assert [own] == verdicts_for("u", records)
+
+
+@pytest.mark.parametrize("answer", [Verdict.ACCEPTED, Verdict.RESEND, Verdict.REJECTED])
+def test_a_copy_finds_out_that_another_one_sends(answer: Verdict) -> None:
+    """Two copies of a disk begin with the same numbers, and their files have names of their own.
+
+    Unnoticed, the rows of two machines would become those of one.
+    """
+    state = SenderState({})
+    number = state.new_number()
+    state.put_file(FileRecord("g/1/f", "g", 1, SIZE_BYTES, b"d".hex(), FileState.SENDING, number=number))
+    for file, digest in (("g/1/other", b"d"), ("g/1/f", b"e"), ("g/1", b"")):
+        with pytest.raises(SenderCloned, match="another content for manifest 1"):
+            apply_verdict(state, SyncVerdict("u", number, file, digest, answer), 5)
+    assert apply_verdict(state, SyncVerdict("u", number, "g/1/f", b"d", Verdict.ACCEPTED), 5)
+
+
+def test_a_copy_that_was_restored_sends_no_deletes_again() -> None:
+    """Behind files that came since, they would hide rows of these. Its numbers are within those that were reserved."""
+    state = SenderState({})
+    number = state.new_number()
+    state.put_group(replace(state.group("g"), deletes_number=number, deletes_sent=7, deletes_body="d"), sync=True)
+    assert apply_deletes_verdict(state, SyncVerdict("u", number, "g/1", b"", Verdict.ACCEPTED))
+    # Its own ones once more, and a file of which a power cut has taken everything back.
+    assert not apply_verdict(state, SyncVerdict("u", number, "g/1", b"", Verdict.ACCEPTED), 5)
+    assert apply_verdict(state, SyncVerdict("u", number + 1, "g/1/f", b"d", Verdict.ACCEPTED), 5)
+    with pytest.raises(SenderCloned, match="deletes of g/1"):
+        apply_verdict(state, SyncVerdict("u", number + 2, "g/1", b"", Verdict.ACCEPTED), 5)
