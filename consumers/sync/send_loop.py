@@ -185,15 +185,17 @@ class SendLoop:
         while True:
             if self._watcher.stopping():
                 raise Stopped
+            began_s = time.monotonic()
             try:
                 result = call()
             except HeadraceError as error:
                 if not _passes(error):
                     raise
                 now_s = time.monotonic()
-                self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+                self._failing_since_s = began_s if self._failing_since_s is None else self._failing_since_s
                 waits = forever or not self._options.once or isinstance(error, StateUnwritable)
-                if not waits and now_s - self._failing_since_s >= self._options.settings.wait_s:
+                # A try takes some seconds as well: one behind the end of its patience would end long behind it.
+                if not waits and now_s + self._pause_s - self._failing_since_s >= self._options.settings.wait_s:
                     raise
                 self._watcher.note(f"waiting: {error}")
                 self._sleep(self._pause_s)

@@ -93,6 +93,24 @@ def test_one_round_ends_after_its_patience(tmp_path: Path, watcher: Watcher, err
         loop_of(tmp_path, watcher, once=True)._patiently(Edge(error, 3).call)
 
 
+def test_one_round_does_not_wait_longer_than_it_is_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try takes 12 s where nobody answers, and pauses grow: of 60 s it made 84."""
+    now_s = [1_000.0]
+    monkeypatch.setattr(send_loop.time, "monotonic", lambda: now_s[0])
+    settings = SendSettings(wait_s=60)
+    loop = SendLoop(SendOptions("http://node", "none:1", "c", tmp_path, settings, once=True), Watcher())
+    monkeypatch.setattr(loop, "_sleep", lambda pause_s: now_s.append(now_s.pop() + pause_s))
+
+    def asked() -> None:
+        now_s.append(now_s.pop() + 12)
+        raise FAILED
+
+    with pytest.raises(NodeRefused):
+        loop._patiently(asked)
+    # The last try begins within it.
+    assert 60 < now_s[0] - 1_000 < 60 + 12
+
+
 def test_what_is_refused_for_good_ends_a_sender(tmp_path: Path, watcher: Watcher) -> None:
     """The store of another sender stays that of another sender, however long this one waits."""
     with pytest.raises(NodeRefused, match="another sender"):
