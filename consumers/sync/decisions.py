@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +21,10 @@ from headrace.consumers.sync.file_loader import Attempts, FileJob
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.sync_records import SyncVerdict, Verdict, encode_verdict, verdict_key
 
+HELD_RETRIES = 10
+"""Pauses between two attempts of a job that has waited for long."""
+HELD_SHARE = 4
+"""One thread of so many is for such jobs."""
 _log = structlog.get_logger(__name__)
 
 
@@ -51,6 +57,16 @@ class Done:
     verdict: SyncVerdict | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A job that has waited for long, and when it is tried again."""
+
+    due_s: float
+    number: int
+    job: FileJob
+    attempts: Attempts
+
+
 class Decisions:
     """Owned by the thread of the receiver; the pool's threads are its own."""
 
@@ -60,6 +76,9 @@ class Decisions:
         self._done: SimpleQueue[Done] = SimpleQueue()
         self._decided = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sync-load")
+        self._held: deque[_Held] = deque()
+        self._held_threads = threading.Semaphore(max(1, threads // HELD_SHARE))
+        self._look_at_s = 0.0
 
     def decide(self, number: int, job: FileJob, attempts: Attempts) -> None:
         """Find the verdict of a job, and append it."""
@@ -75,6 +94,7 @@ class Decisions:
 
     def done(self) -> Iterator[Done]:
         """What was decided since the last call."""
+        self._continue_held()
         self._decided.clear()
         while True:
             try:
@@ -89,13 +109,18 @@ class Decisions:
     def _run(self, number: int, job: FileJob, attempts: Attempts) -> None:
         """One attempt. A job that waits for its next one keeps no thread from others, as those of other groups."""
         try:
-            next(attempts)
+            told = next(attempts)
         except StopIteration as ended:
             self._end(number, job, ended.value)
         except Exception:
             _log.exception("a file of a sender was not decided", number=job.manifest.number)
             job.settled.set()
         else:
+            if told is not None:
+                self._append(told)
+            if job.held.is_set():
+                self._held.append(_Held(time.monotonic() + HELD_RETRIES * self._retry_s, number, job, attempts))
+                return
             if job.ended.wait(self._retry_s):
                 # Its next step is the end, for which others may wait.
                 self._run(number, job, attempts)
@@ -103,6 +128,31 @@ class Decisions:
             # Refused once the receiver has ended.
             with suppress(RuntimeError):
                 self._pool.submit(self._run, number, job, attempts)
+
+    def _continue_held(self) -> None:
+        """Try held jobs again that are due, a few at a time: a member that hangs would keep all threads from others."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + self._retry_s
+        for _ in range(len(self._held)):
+            held = self._held.popleft()
+            # One that has ended takes no time, and others may wait for it.
+            if not (held.job.ended.is_set() or held.due_s <= now_s) or not self._begin_held(held):
+                self._held.append(held)
+
+    def _begin_held(self, held: _Held) -> bool:
+        """Whether a thread is free for a held job, which it has then."""
+        if not self._held_threads.acquire(blocking=False):
+            return False
+        self._pool.submit(self._run_held, held)
+        return True
+
+    def _run_held(self, held: _Held) -> None:
+        try:
+            self._run(held.number, held.job, held.attempts)
+        finally:
+            self._held_threads.release()
 
     def _end(self, number: int, job: FileJob, verdict: SyncVerdict | None) -> None:
         # The verdict is in its topic before the offset behind the file is committed.

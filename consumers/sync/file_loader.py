@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -52,8 +52,10 @@ DAMAGES = (FileDamaged, FormatTooNew)
 """What another transfer, or a later build of the centre, may end."""
 _REFUSALS = {ManifestInvalid.__name__, DatabaseDiffers.__name__}
 _MOVED = "SlotNotHeld"
-Attempts = Generator[None, None, SyncVerdict | None]
-"""A job on its way to what it returns; each yield is a pause before the next attempt."""
+HELD_S, HELD_AGAIN_S = 60.0, 600.0
+"""How long a file waits before its sender reads that it is held, and how often it reads so."""
+Attempts = Generator[SyncVerdict | None, None, SyncVerdict | None]
+"""A job on its way to what it returns. Each yield is a pause before the next attempt, and what its sender reads then."""
 _log = structlog.get_logger(__name__)
 
 
@@ -65,7 +67,8 @@ class ResolutionDiffers(SchemaError):
 class FileJob:
     """A manifest that waits for its verdict. `path`: its file, None for deletes. `ended`: nobody waits any more.
 
-    `settled`: nothing is done about it any more. `behind`: jobs that must be settled before this one begins.
+    `settled`: nothing is done about it any more. `behind`: jobs that must be settled before this one begins. `held`: it
+    has waited for so long that others no longer wait for it.
     """
 
     manifest: SyncManifest
@@ -74,6 +77,7 @@ class FileJob:
     ended: threading.Event
     settled: threading.Event
     behind: tuple[FileJob, ...] = ()
+    held: threading.Event = field(default_factory=threading.Event)
 
 
 class FileLoader:
@@ -108,10 +112,11 @@ class FileLoader:
 
     def _decide(self, job: FileJob, key: tuple[str, int]) -> Attempts:
         checked: CheckedFile | None = None
+        hold_at_s: float | None = None
         for earlier in job.behind:
             # Ended, but a request of it may be under way: its load must be in the log before these deletes, or nowhere.
             while not (earlier.settled.is_set() or job.ended.is_set()):
-                yield
+                yield None
         while not job.ended.is_set():
             try:
                 if not isinstance(job.manifest.body, SyncFile):
@@ -131,10 +136,18 @@ class FileLoader:
                 if isinstance(error, MemberRefused) and error.kind in _REFUSALS:
                     return verdict_of(job.manifest, Verdict.REJECTED, error)
                 self._note(key, job.manifest, error)
+                now_s, waits = time.monotonic(), error
             except Exception as error:
                 _log.exception("a file of a sender failed", sender=job.manifest.sender, number=job.manifest.number)
                 return verdict_of(job.manifest, Verdict.RETRY, error)
-            yield
+            hold_at_s = now_s + HELD_S if hold_at_s is None else hold_at_s
+            if now_s < hold_at_s or not isinstance(job.manifest.body, SyncFile):
+                yield None
+                continue
+            hold_at_s = now_s + HELD_AGAIN_S
+            job.held.set()
+            # No chunk is missing: it is the one behind the last.
+            yield verdict_of(job.manifest, Verdict.RESEND, waits, job.manifest.body.chunks)
         return None
 
     def _delete(self, manifest: SyncManifest) -> None:

@@ -360,8 +360,9 @@ class Receiver:
     @property
     def _is_full(self) -> bool:
         """Whether no chunk is taken before a file is decided."""
-        limit = self._settings.staging_mb_max * 1_000_000
-        return self._loading >= self._settings.files_max or (self._loading > 0 and self._staged_bytes >= limit)
+        limit, held = self._settings.staging_mb_max * 1_000_000, sum(each.held for each in self._shares.values())
+        loading = self._loading - min(held, self._settings.held_max)
+        return loading >= self._settings.files_max or (self._loading > 0 and self._staged_bytes >= limit)
 
     def _ask_again(self, now_s: float) -> None:
         """Ask for chunks that do not come, where everything that is there was read."""

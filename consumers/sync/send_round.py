@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.rate import ByteRate
+from headrace.consumers.sync.round_parts import GroupDeletes, ListedGroup, UnderWay
 from headrace.consumers.sync.selection import (
     SettledOrders,
     body_digest,
@@ -26,7 +27,7 @@ from headrace.consumers.sync.selection import (
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.verdicts import apply_deletes_verdict, apply_verdict, check_verdict
-from headrace.schemas.sync_records import SyncDelete, SyncDeletes, SyncFile, SyncVerdict, Verdict
+from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncVerdict, Verdict
 
 ANNOUNCE_AGAIN_S = 3_600.0
 """A manifest without a verdict is sent again: Kafka may have dropped it while no receiver ran."""
@@ -75,42 +76,6 @@ class RoundCounts:
     chunks_resent: int = 0
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    """A file that is being sent. `in_flight` waits for Kafka: -1 the manifest, else a chunk; None for nothing."""
-
-    listed: ListedFile
-    body: SyncFile
-    announced: bool = False
-    announced_s: float = 0.0
-    in_flight: int | None = None
-    sent_below: int = 0
-
-
-@dataclass(slots=True)
-class _Deletes:
-    """Parts of a group's deletes that wait; the first one is under way when it has a number."""
-
-    parts: deque[tuple[SyncDelete, ...]]
-    number: int = 0
-    sent: bool = False
-    sent_s: float = 0.0
-    tries: int = 0
-    left: bool = False
-
-    @property
-    def done(self) -> bool:
-        return not self.parts
-
-
-@dataclass(slots=True)
-class _Group:
-    listing: Listing
-    deletes: _Deletes
-    files: dict[str, ListedFile] = field(default_factory=dict)
-    settled: SettledOrders = field(default_factory=lambda: SettledOrders(()))
-
-
 class SendRound:
     """Owned by one thread."""
 
@@ -122,15 +87,16 @@ class SendRound:
         self._settings = settings
         self._rate = ByteRate(settings.rate_limit_bytes)
         self.counts = counts
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, ListedGroup] = {}
         self._groups_by_file: dict[str, str] = {}
         self._waiting: deque[tuple[str, ListedFile]] = deque()
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, UnderWay] = {}
+        self._held: dict[str, ListedFile] = {}
         self._bytes_under_way = 0
         self.relist = False
         found: list[tuple[str, ListedFile]] = []
         for listing in listings:
-            group = _Group(listing, _Deletes(deque(unsent_deletes(listing, state.group(listing.group)))))
+            group = ListedGroup(listing, GroupDeletes(deque(unsent_deletes(listing, state.group(listing.group)))))
             self._groups[listing.identity] = group
             for each in listing.files:
                 self._complete_record(listing, each)
@@ -160,7 +126,7 @@ class SendRound:
             self._state.put_file(FileRecord(body.file, listing.group, listed.version, size, digest))
             return
         known = self._state.step(known, FileEvent.ROUND)
-        if known.tries or known.error:
+        if (known.tries or known.error) and not self._state.is_held(known):
             self._state.put_file(replace(known, tries=0, error=""))
 
     # What is left.
@@ -172,6 +138,11 @@ class SendRound:
         if self.relist and not self._under_way:
             return not any(each.deletes.sent for each in self._groups.values())
         return not (self._under_way or self._waiting or deletes)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the centre has files whole, and waits for something that they need: none of them is under way."""
+        return bool(self._held)
 
     @property
     def awaits_verdicts(self) -> bool:
@@ -218,11 +189,22 @@ class SendRound:
 
     def actions(self, now_s: float) -> Iterator[Action]:
         """What is due. Each action is outstanding from then on, until `confirmed` or `lost`."""
+        self._forget_held(now_s)
         yield from self._due_deletes(now_s)
         yield from self._due_chunks(now_s)
         while (listed := self._next_file()) is not None:
             yield CheckFile(listed)
             yield from self._due_chunks(now_s)
+
+    def _forget_held(self, now_s: float) -> None:
+        """After an hour files that are held begin again, as those without a verdict are announced again."""
+        state = self._state
+        if not state.held:
+            state.held_until_s = now_s + ANNOUNCE_AGAIN_S
+        elif now_s >= state.held_until_s:
+            state.held.clear()
+            self._waiting.extend((self._groups_by_file[file], listed) for file, listed in self._held.items())
+            self._held.clear()
 
     def _due_deletes(self, now_s: float) -> Iterator[Action]:
         for identity, group in self._groups.items():
@@ -235,7 +217,7 @@ class SendRound:
             deletes.sent, deletes.sent_s = True, now_s
             yield SendManifest(deletes.number, SyncDeletes(identity, deletes.parts[0]))
 
-    def _number_of_deletes(self, group: _Group) -> int:
+    def _number_of_deletes(self, group: ListedGroup) -> int:
         part, known = group.deletes.parts[0], self._state.group(group.listing.group)
         digest = deletes_digest(part)
         if known.deletes_body == digest:
@@ -290,6 +272,9 @@ class SendRound:
                 self._waiting.popleft()
                 if left:
                     self._state.step(record, FileEvent.LEAVE, error=DELETES_KEPT_REASON)
+            elif self._state.is_held(record):
+                # Nothing is to be sent of it, and it takes no place from others.
+                self._held[listed.body.file] = self._waiting.popleft()[1]
             elif self._under_way and self._bytes_under_way + record.size_bytes > self._settings.window_bytes:
                 return None
             else:
@@ -313,7 +298,7 @@ class SendRound:
             record = self._state.step(record, FileEvent.VOID)
             number = self._state.new_number()
             record = self._state.step(record, FileEvent.BEGIN, number=number, body=digest, chunk=0, chunks=body.chunks)
-        self._under_way[record.number] = _UnderWay(listed, body, sent_below=record.chunk)
+        self._under_way[record.number] = UnderWay(listed, body, sent_below=record.chunk)
         self._bytes_under_way += record.size_bytes
 
     def unreadable(self, listed: ListedFile, error: str) -> None:
@@ -364,17 +349,21 @@ class SendRound:
             self._deletes_verdict(group, verdict)
             return
         record = apply_verdict(self._state, verdict, self._settings.tries_max)
-        if record is None or record.state is FileState.SENDING:
+        if record is None or (record.state is FileState.SENDING and record.file not in self._held):
+            known = self._state.files.get(verdict.file)
+            if known is not None and self._state.is_held(known) and (held := self._end(known.number)) is not None:
+                self._held[known.file] = held.listed
             return
         counts = self.counts
         counts.accepted += record.state is FileState.ACCEPTED
         counts.bytes += record.size_bytes if record.state is FileState.ACCEPTED else 0
         counts.rejected += record.state is FileState.REJECTED
-        ended = self._end(record.number)
-        if ended is not None and record.state is FileState.WAITING:
-            self._waiting.appendleft((self._groups_by_file[record.file], ended.listed))
+        ended, listed = self._end(record.number), self._held.pop(record.file, None)
+        listed = listed if ended is None else ended.listed
+        if listed is not None and not (record.decided or record.state is FileState.FAILED):
+            self._waiting.appendleft((self._groups_by_file[record.file], listed))
 
-    def _deletes_verdict(self, group: _Group, verdict: SyncVerdict) -> None:
+    def _deletes_verdict(self, group: ListedGroup, verdict: SyncVerdict) -> None:
         deletes = group.deletes
         if not apply_deletes_verdict(self._state, verdict) or not deletes.number:
             return
@@ -387,12 +376,12 @@ class SendRound:
         deletes.tries = 0
         deletes.parts.popleft()
 
-    def _end(self, number: int) -> _UnderWay | None:
+    def _end(self, number: int) -> UnderWay | None:
         ended = self._under_way.pop(number, None)
         if ended is not None:
             body = ended.body
             self._bytes_under_way -= body.segment_bytes + body.series_bytes
         return ended
 
-    def _group_of(self, file: str) -> _Group:
+    def _group_of(self, file: str) -> ListedGroup:
         return self._groups[self._groups_by_file[file]]

@@ -30,7 +30,7 @@ from headrace.consumers.sync.sender_ports import (
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.verdicts import apply_verdict
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.sync_records import SyncChunk, SyncManifest, encode_chunk, encode_manifest
+from headrace.schemas.sync_records import SyncChunk, SyncManifest, Verdict, encode_chunk, encode_manifest
 
 PROGRESS_INTERVAL_S = 5.0
 TOUCH_INTERVAL_S = 30.0
@@ -196,7 +196,15 @@ class Sender:
         self.state.read_verdicts(offset)
         self._write()
         self._keep()
-        return self.round.finished or self._is_held_up(moved=bool(acted or confirmations or verdicts))
+        # That the centre holds a file, or lacks a chunk of one, ends nothing: what is sent then moves.
+        decided = any(each.state is not Verdict.RESEND for each in verdicts)
+        return self._is_complete or self._is_held_up(moved=bool(acted or confirmations or decided))
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the round has nothing more to wait for; a single one also waits for files that the centre holds."""
+        assert self.round is not None
+        return self.round.finished and not (self._once and self.round.holds and not self.round.relist)
 
     def _is_held_up(self, *, moved: bool) -> bool:
         """Whether the round ends without some verdicts: a full disk at the centre keeps back those of one group alone."""
@@ -223,7 +231,8 @@ class Sender:
     def end_round(self) -> bool:
         """Raise the progress and release the files; whether another round has something to do at once."""
         assert self.round is not None, "no round has begun"
-        again = self.round.relist or (not self.round.complete and not self.round.counted(FileState.FAILED))
+        left = self.round.counted(FileState.FAILED) or self.round.holds
+        again = self.round.relist or not (self.round.complete or left)
         try:
             self._raise_progress()
         except CentreForgotten as error:

@@ -81,6 +81,9 @@ class SenderState:
         self._changed: dict[bytes, bytes | None] = {}
         self._sync = False
         self._by_number = {each.number: each.file for each in self.files.values() if each.number}
+        self.held: set[int] = set()
+        """Numbers of files that the centre has whole, see `is_held`. Not kept: it names them again, now and then."""
+        self.held_until_s = 0.0
         self.rejected: Counter[str] = Counter()
         """Rejected files by the directory of their names; only those that have any."""
         for each in self.files.values():
@@ -114,6 +117,13 @@ class SenderState:
         """The file that is under way under a number."""
         found = self.files.get(self._by_number.get(number, ""))
         return found if found is not None and found.number == number else None
+
+    def is_held(self, record: FileRecord) -> bool:
+        """Whether the centre has all of a file, and waits for what it needs to load it."""
+        # Deletes that came since have made it void: nobody waits with it any more.
+        is_void = record.number <= self.group(record.group).deletes_number
+        is_whole = record.state is FileState.SENDING and record.chunk >= record.chunks
+        return is_whole and record.number in self.held and not is_void
 
     def put_file(self, record: FileRecord) -> None:
         """Remember a file. Not synced: what a power cut takes back is read, or sent, once more."""

@@ -38,6 +38,11 @@ class Share:
         return sum(each.size_bytes for each in list(self.incoming.values()))
 
     @property
+    def held(self) -> int:
+        """Whole files that have waited for so long that others are read behind them."""
+        return sum(each.held.is_set() for each in list(self.jobs.values()))
+
+    @property
     def awaits_manifests(self) -> bool:
         """Whether a chunk waits for manifests that were not read yet."""
         return self.awaited_manifests is not None and self.manifests_read < self.awaited_manifests

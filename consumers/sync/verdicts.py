@@ -112,6 +112,12 @@ def apply_verdict(state: SenderState, verdict: SyncVerdict, tries_max: int) -> F
     why = f"{verdict.kind}: {verdict.message}" if verdict.kind else verdict.message
     if verdict.state is Verdict.REJECTED:
         return _changed(state, record, FileEvent.REJECT, error=why)
+    if verdict.state is Verdict.RESEND and verdict.chunk >= record.chunks > 0:
+        # Nothing is missing there: what it waits for is named, and others need not wait for this file.
+        state.held.add(record.number)
+        state.put_file(replace(record, error=why))
+        return None
+    state.held.discard(record.number)
     if verdict.state is Verdict.RESEND and verdict.chunk >= record.chunk:
         # The centre waits for what is being sent: over a slow line a chunk takes longer than its patience.
         return None

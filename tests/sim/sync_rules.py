@@ -118,7 +118,7 @@ def _files_do_not_wait_for_deletes(patch: pytest.MonkeyPatch) -> None:
     def broken(self: SendRound) -> Any:
         kept = {identity: group.deletes for identity, group in self._groups.items()}
         for group in self._groups.values():
-            group.deletes = send_round._Deletes(deque())
+            group.deletes = send_round.GroupDeletes(deque())
         try:
             return next_file(self)
         finally:

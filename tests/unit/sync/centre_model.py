@@ -54,6 +54,8 @@ class ModelCentre:
     held_up: dict[int, Incoming] = field(default_factory=dict)
     full: bool = False
     """Whether the disk of the group is full: its files wait."""
+    stuck: set[str] = field(default_factory=set)
+    """Files that wait for a group of their own; their sender reads so."""
     deletes_order: list[int] = field(default_factory=list)
 
     # The sender's side, see Centre.
@@ -159,8 +161,10 @@ class ModelCentre:
             self._complete(number, each)
 
     def _complete(self, number: int, found: Incoming) -> None:
-        if self.full:
+        if self.full or found.body.file in self.stuck:
             self.held_up[number] = found
+            if found.body.file in self.stuck:
+                self._answer(number, found.body, Verdict.RESEND, found.body.chunks)
             return
         del self.incoming[number]
         self.decided.add(number)
