@@ -93,7 +93,10 @@ def _progress(edge: EdgeStore, _request: Request, body: Mapping[str, Any]) -> Re
 
 def _snapshot(edge: EdgeStore, _request: Request, body: Mapping[str, Any]) -> Response:
     centre, sender, group = (_text(body, name) for name in ("centre", "sender", "group"))
-    return JSONResponse(edge.snapshot(centre, sender, group).document())
+    above = body.get("above", 0)
+    if type(above) is not int or above < 0:
+        raise RequestInvalid("above is no version", action='send a whole number, such as {"above": 17}')
+    return JSONResponse(edge.snapshot(centre, sender, group, above).document())
 
 
 def _touch(edge: EdgeStore, request: Request, _body: Mapping[str, Any]) -> Response:

@@ -138,15 +138,19 @@ class EdgeStore:
                 sealed.append({"group": group.key, "version": version})
         return {"groups": sealed}
 
-    def snapshot(self, centre: str, sender: str, group_key: str) -> Listing:
-        """What a centre has not decided about in a group. Raises CentreUnknown, CentreTaken, SyncSnapshotRefused."""
+    def snapshot(self, centre: str, sender: str, group_key: str, above: int = 0) -> Listing:
+        """What a centre has not decided about in a group, only what came above a version.
+
+        Raises CentreUnknown, CentreTaken, SyncSnapshotRefused.
+        """
         known = self.centres.get(centre, sender)
         for topic, group in tuple(self._groups.groups.items()):
             if group.key != group_key:
                 continue
             if reason := self._groups.reason(topic):
                 raise SyncSnapshotRefused(f"group {group_key} is not in sync here: {reason}", retriable=True)
-            return self.snapshots.make(group, centre, known.progress(group_key), self._groups.store_identity())
+            after = max(above, known.progress(group_key))
+            return self.snapshots.make(group, centre, after, self._groups.store_identity())
         raise SyncSnapshotRefused(f"group {group_key!r} is not at node {self._node}", action="ask one of its members")
 
     def figures(self) -> list[CentreFigures]:

@@ -48,7 +48,10 @@ def deletes_digest(deletes: Sequence[SyncDelete]) -> str:
 
 
 def decided_up_to(listing: Listing, known: Mapping[str, FileRecord], group: GroupRecord) -> int:
-    """The version up to which all files and deletes of a listing are decided."""
+    """The version up to which all files and deletes of a group are decided, as far as a listing shows it."""
+    if listing.after > group.progress:
+        # What came below it is not listed.
+        return group.progress
     files = (each.version for each in undecided_files(listing, known, group))
     deletes = (each.version for each in listing.deletes if each.version > group.deletes_accepted)
     return max(group.progress, min([*files, *deletes, listing.through + 1]) - 1)

@@ -100,7 +100,7 @@ class SendRound:
             self._groups[listing.identity] = group
             for each in listing.files:
                 self._complete_record(listing, each)
-            if not listing.files_left:
+            if not listing.files_left and listing.after <= state.group(listing.group).progress:
                 names = {each.body.file for each in listing.files}
                 state.forget_unlisted(listing.identity, names, listing.after, listing.through)
             for each in undecided_files(listing, state.files, state.group(listing.group)):
@@ -179,6 +179,11 @@ class SendRound:
             if version > known.progress:
                 found[group.listing.group] = version
         return found
+
+    @property
+    def deletes_left(self) -> bool:
+        """Whether deletes were left for the next round: until they are accepted no file may be sent."""
+        return any(each.deletes.left for each in self._groups.values())
 
     @property
     def complete(self) -> bool:

@@ -7,7 +7,7 @@ the process.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from headrace.connectors.log.port import RecordTooLarge
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
+from headrace.consumers.sync.pages import Pages, as_part
 from headrace.consumers.sync.send_round import CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_ports import (
@@ -116,6 +117,7 @@ class Sender:
         self._description: StoreDescription | None = None
         self._stale_log = False
         self._untold: dict[str, int] = {}
+        self._pages = Pages()
         self._raise_at_s = self._touch_at_s = self._act_at_s = self._moved_s = 0.0
 
     # Rounds.
@@ -141,7 +143,7 @@ class Sender:
         self._store.seal(self.settings.seal_age_s)
         self._on_step("sealed")
         self.state.forget_decided()
-        listings = [self._selected(self._store.list(each.group)) for each in description.groups]
+        listings = [self._selected(self._store.list(each, self._pages.above(each))) for each in description.names]
         self._listings = {each.identity: each for each in listings}
         self.round = SendRound(self.state, listings, self.settings, self.counts)
         self._write()
@@ -166,6 +168,7 @@ class Sender:
             self._store.set_progress(raised, lower=False)
 
     def _selected(self, listing: Listing) -> Listing:
+        listing = as_part(listing, self.state.group(listing.group).progress)
         if not self._databases:
             return listing
         # What is left out counts as decided: an operator who adds a database later sends it with `sync resend`.
@@ -216,7 +219,7 @@ class Sender:
 
     def ask_again(self, files: list[str] | None) -> list[str]:
         """Send files again, None for everything; those that are not known. Raises StateUnwritable."""
-        unknown = self.state.ask_again(files)
+        unknown, self._pages = self.state.ask_again(files), Pages()
         self._write(sync=True)
         return unknown
 
@@ -231,8 +234,10 @@ class Sender:
     def end_round(self) -> bool:
         """Raise the progress and release the files; whether another round has something to do at once."""
         assert self.round is not None, "no round has begun"
-        left = self.round.counted(FileState.FAILED) or self.round.holds
-        again = self.round.relist or not (self.round.complete or left)
+        if self.round.finished and not (self.round.relist or self.round.deletes_left):
+            again = self._pages.turn(self._listings.values())
+        else:
+            again = self.round.relist or not (self.round.complete or self.round.counted(FileState.FAILED))
         try:
             self._raise_progress()
         except CentreForgotten as error:
@@ -378,14 +383,14 @@ class Sender:
             self._on_step("state written")
 
     def figures(self) -> dict[str, Any]:
-        """Counts of this run, as `headrace sync send --json` prints them; files of the newest round that are left."""
-        found = self.round
+        """Counts of this run, as `headrace sync send --json` prints them; and of files that are left."""
+        states = Counter(each.state for each in self.state.files.values()) if self.round else Counter[FileState]()
         return {
             "sender": self.who.sender,
             "accepted": self.counts.accepted,
             "rejected": self.counts.rejected,
-            "failed": found.counted(FileState.FAILED) if found else 0,
-            "waiting": found.counted(FileState.WAITING, FileState.SENDING) if found else 0,
+            "failed": states[FileState.FAILED],
+            "waiting": states[FileState.WAITING] + states[FileState.SENDING],
             "bytes": self.counts.bytes,
             "chunks_sent": self.counts.chunks_sent,
             "chunks_resent": self.counts.chunks_resent,

@@ -57,6 +57,11 @@ class StoreDescription:
     groups: tuple[StoreGroup, ...]
     away: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """Of the groups."""
+        return [each.group for each in self.groups]
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
@@ -79,8 +84,8 @@ class SourceStore(Protocol):
         """Seal rows that are in no file for that long, wherever they are led."""
         ...
 
-    def list(self, group: str) -> Listing:
-        """What the centre has not decided about in a group, fixed until `release`."""
+    def list(self, group: str, above: int) -> Listing:
+        """What the centre has not decided about in a group, fixed until `release`; only what came above a version."""
         ...
 
     def check(self, listing: Listing, file: ListedFile, md5: bool) -> bytes:

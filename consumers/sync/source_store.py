@@ -113,12 +113,12 @@ class NodeStore:
         for url in self._leading:
             self._call(url, "POST", "/seal", {"age_s": age_s}, timeout_s=SEAL_TIMEOUT_S)
 
-    def list(self, group: str) -> Listing:
+    def list(self, group: str, above: int) -> Listing:
         """See SourceStore. Raises NoListing."""
         refused: HeadraceError | None = None
         for url in self._listed.get(group, ()):
             try:
-                document = self._call(url, "POST", "/snapshot", {**self._centre, "group": group})
+                document = self._call(url, "POST", "/snapshot", {**self._centre, "group": group, "above": above})
             except (NodeUnreachable, NodeRefused) as error:
                 refused = error
                 continue

@@ -123,6 +123,7 @@ PURE_MODULES = (
     "consumers/sync/file_states.py",
     "consumers/sync/manifest_rules.py",
     "consumers/sync/owners.py",
+    "consumers/sync/pages.py",
     "consumers/sync/partition_files.py",
     "consumers/sync/rate.py",
     "consumers/sync/receiver_metrics.py",

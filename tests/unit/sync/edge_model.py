@@ -84,6 +84,8 @@ class ModelEdge:
     damaged: set[str] = field(default_factory=set)
     snapshots: int = 0
     lost_below: int = 0
+    listed_max: int = 0
+    """Files of one listing, 0 for some."""
 
     # What users and the leader do.
 
@@ -162,23 +164,24 @@ class ModelEdge:
         if self.version > self.frontier:
             self.seal_now()
 
-    def list(self, group: str) -> Listing:
+    def list(self, group: str, above: int) -> Listing:
         """See SourceStore."""
         assert group == GROUP
         self._fault()
         self.snapshots += 1
-        found = [each for each in self.files if each.last > self.progress]
-        most = self.random.choice((1, 3, 100))
+        after = max(self.progress, above)
+        found = [each for each in self.files if each.last > after]
+        most = self.listed_max or self.random.choice((1, 3, 100))
         listed = found[:most]
         through = self.frontier if len(listed) == len(found) else listed[-1].last
         deletes = tuple(
             SyncDelete(1, each.version, "d", "t", {"s": (each.series,)}, each.start, each.end)
             for each in self.deletes
-            if self.progress < each.version <= self.frontier
+            if after < each.version <= self.frontier
         )
         files = tuple(self._listed(each) for each in listed)
         return Listing(
-            str(self.snapshots), "", GROUP, IDENTITY, self.progress, through, files, deletes, len(found) - len(listed)
+            str(self.snapshots), "", GROUP, IDENTITY, after, through, files, deletes, len(found) - len(listed)
         )
 
     def _listed(self, file: ModelFile) -> ListedFile:

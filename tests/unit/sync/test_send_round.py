@@ -54,6 +54,7 @@ def test_a_verdict_that_comes_again_leaves_nothing() -> None:
     state = SenderState({})
     verdict = SyncVerdict("u", state.new_number(), "e1/1/0/7", b"d", Verdict.ACCEPTED)
     apply_verdict(state, verdict, 5)
+    state.put_group(replace(state.group("e1"), progress=8))
     listing = Listing("1", "/", "e1", "e1/1", 8, 9, (), (), files_left=1)
     SendRound(state, [listing], SendSettings(), RoundCounts())
     # Others may be listed behind these: a power cut may have taken back that it was sent.

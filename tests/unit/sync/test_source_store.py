@@ -188,7 +188,7 @@ def test_a_file_that_a_node_cannot_read_is_damaged(restarted: bool, error: type[
     with served(type("Node", (BadDisk,), {"restarted": restarted})) as node:
         store = NodeStore(node, "id", "c", "v", "")
         store.describe()
-        listing = store.list("e1")
+        listing = store.list("e1", 0)
         with pytest.raises(error):
             store.check(listing, listing.files[0], md5=False)
 
@@ -198,5 +198,5 @@ def test_an_answer_that_is_cut_once_is_asked_for_again() -> None:
     with served(type("Node", (BadDisk,), {"cuts": 1})) as node:
         store = NodeStore(node, "id", "c", "v", "")
         store.describe()
-        listing = store.list("e1")
+        listing = store.list("e1", 0)
         assert b"" == store.check(listing, listing.files[0], md5=False)
