@@ -6,7 +6,6 @@ an error that ends it is the fate of its records unknown; they are sent again by
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -75,7 +74,7 @@ class CentreLink:
         self._outstanding = 0
         self._failed = False
         self._producer = self._new_producer()
-        self._partition = self._find_partition()
+        self._partition = state.partition(self._partitions())
         self._offset = verdict_offset
         self._reader: Reader | None = None
 
@@ -179,7 +178,7 @@ class CentreLink:
             failed.purge()
             failed.flush(LOST_AGAIN_S)
 
-    def _find_partition(self) -> int:
+    def _partitions(self) -> int:
         topic = self._topics.sync_manifest
         try:
             found = self._producer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic]
@@ -188,7 +187,7 @@ class CentreLink:
         count = len(found.partitions)
         if not count:
             raise LogUnavailable(f"topic {topic} has no partition yet", retriable=True)
-        return zlib.crc32(self._identity.sender.encode()) % count
+        return count
 
 
 def producer_settings(bootstrap: str, settings: Mapping[str, str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The state directory of a sender: one centre and one store. Only one process has it open.
 
-sender.json      UUID of the sender, its store, its centre and the ids of the centre's topics
+sender.json      UUID of the sender, its store and partition, its centre and the ids of the centre's topics
 lock             pid of the process that has it open
 state/           the write-ahead log of `SenderState`
 status.json      what `headrace sync status` shows while the sender runs; may be old after a crash
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -57,13 +58,17 @@ class CentreForeign(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class SenderIdentity:
-    """Whom a state directory is about. `topics` are the ids of the centre's topics by name, that of membership first."""
+    """Whom a state directory is about. `topics` are the ids of the centre's topics by name, that of membership first.
+
+    `partition` is that of its manifests and chunks, -1 before it was chosen.
+    """
 
     sender: str
     centre: str
     topics: Mapping[str, str]
     store: str = ""
     name: str = ""
+    partition: int = -1
 
 
 class StateDirectory:
@@ -107,6 +112,16 @@ class StateDirectory:
             self.identity = replace(found, store=store, name=name)
             write_identity(self.directory, self.identity)
         return self.identity
+
+    def partition(self, partitions: int) -> int:
+        """The partition of this sender for good, chosen at its first start."""
+        # Of a topic with more partitions it would be another one: what is open in this one would stay so for ever, and
+        # be asked for in the middle of what is sent in the other.
+        if self.identity.partition < 0:
+            chosen = zlib.crc32(self.identity.sender.encode()) % partitions
+            self.identity = replace(self.identity, partition=chosen)
+            write_identity(self.directory, self.identity)
+        return self.identity.partition
 
     def recover(self) -> SenderState:
         """The state. Raises WriteAheadLogError."""

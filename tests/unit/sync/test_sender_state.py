@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.connectors.log.port import Record
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.sync.centre_link import CentreLink
 from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.state_directory import StateDirectory
@@ -85,6 +89,24 @@ def test_a_sender_keeps_its_name(tmp_path: Path) -> None:
             assert kept == state.claim("store", given).name
         finally:
             state.close()
+
+
+def test_a_sender_keeps_its_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions were added to the topics between two starts: what it has begun is open in the one that it had."""
+    chosen = list[int]()
+    for partitions in (8, 8, 1_000):
+        found = SimpleNamespace(topics={"c.sync.manifest": SimpleNamespace(partitions=range(partitions))})
+        producer = SimpleNamespace(list_topics=lambda *_, found=found, **__: found)
+        monkeypatch.setattr(CentreLink, "_new_producer", lambda _, producer=producer: producer)
+        state = StateDirectory.open(tmp_path / "d", "c", {})
+        try:
+            log: Any = SimpleNamespace(bootstrap="none:1")
+            chosen.append(CentreLink(log, Topics("c"), state, 0, {})._partition)
+            assert ("store", chosen[0]) == (state.claim("store", "").store, state.identity.partition)
+        finally:
+            state.close()
+    assert 1 == len(set(chosen))
+    assert chosen[0] < 8
 
 
 def test_a_sender_takes_no_verdict_that_no_receiver_sends_it() -> None:
