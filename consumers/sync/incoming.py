@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,40 +29,37 @@ class ReceiverDiskFull(HeadraceError):
 
 
 class _Part:
-    """A segment, or its series: the bytes that count, and their digest. Its file is opened by the first byte."""
+    """A segment, or its series: the bytes that count, and their digest. Its file is made by the first byte."""
 
     def __init__(self, path: Path) -> None:
-        self._file: io.FileIO | None = None
+        self._is_made = False
         self.path = path
         self.size_bytes = 0
         self.digest = xxhash.xxh3_128()
 
     def append(self, data: memoryview) -> None:
         """Write bytes that count from `take` on."""
-        # A series comes with the last chunk: files in their middle have one descriptor each.
-        if data and self._file is None:
+        if not data:
+            return
+        if not self._is_made:
             # A new file in any case: one that an earlier process left may be linked into a member's store.
             self.path.unlink(missing_ok=True)
-            self._file = io.FileIO(self.path, "xb")
-        while data:
-            assert self._file is not None
-            data = data[self._file.write(data) :]
+        # Opened for each chunk: a hundred senders have more files in their middle than a process has descriptors.
+        with io.FileIO(self.path, "r+b" if self._is_made else "xb") as file:
+            self._is_made = True
+            file.seek(self.size_bytes)
+            while data:
+                data = data[file.write(data) :]
 
     def restore(self) -> None:
         """Remove what does not count."""
-        if self._file is not None:
-            self._file.truncate(self.size_bytes)
-            self._file.seek(self.size_bytes)
+        if self._is_made:
+            os.truncate(self.path, self.size_bytes)
 
     def take(self, data: memoryview) -> None:
         """Count what was written."""
         self.digest.update(data)
         self.size_bytes += len(data)
-
-    def close(self) -> None:
-        """Write no more."""
-        if self._file is not None:
-            self._file.close()
 
 
 class IncomingFile:
@@ -99,7 +97,6 @@ class IncomingFile:
 
     def finish(self) -> None:
         """Compare what was hashed with the manifest. Raises FileDamaged."""
-        self._close()
         body, found = self._body, (self._segment.digest.digest(), self._series.digest.digest())
         if found != (body.segment_digest, body.series_digest):
             raise FileDamaged(f"the file {body.file} arrived with other bytes than its digest names", retriable=True)
@@ -108,13 +105,8 @@ class IncomingFile:
 
     def discard(self) -> None:
         """Remove it."""
-        self._close()
         for part in (self._segment, self._series):
             part.path.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        self._segment.close()
-        self._series.close()
 
 
 class IncomingFiles:

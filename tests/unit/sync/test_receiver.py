@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +24,12 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.store import SeriesFile
-from headrace.consumers.sync import receiver
+from headrace.consumers.sync import incoming, receiver
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
 from headrace.consumers.sync.file_check import FileDamaged, check_file, series_path
 from headrace.consumers.sync.file_loader import Attempts, FileJob, verdict_of
-from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
+from headrace.consumers.sync.incoming import IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
 from headrace.consumers.sync.receiver import Receiver
 from headrace.consumers.sync.receiver_disk import ReceiverDisk
@@ -392,27 +395,40 @@ def test_a_damaged_chunk_is_asked_for_again(scene: Scene) -> None:
     assert [FILE.data] == scene.loader.loaded
 
 
+def test_files_in_their_middle_have_no_descriptor(scene: Scene) -> None:
+    """A hundred senders have 1,600 of them, and a process mostly 1,024 descriptors: it would end, at each start again."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 40):
+        scene.manifest(replace(FILE.body, file=f"{FILE.body.file}{number}"), number)
+        scene.chunks(FILE, number, left_out=frozenset({FILE.body.chunks - 1}))
+    scene.turn_until(lambda: scene.receiver.figures.chunks == 39 * (FILE.body.chunks - 1), "the chunks are there")
+    # The view of verdicts may have opened some.
+    assert len(os.listdir("/proc/self/fd")) < before + 30
+
+
 def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is lost: reading stops at it, and continues there once there is space."""
     scene.manifest(FILE.body)
     scene.chunks(FILE)
-    write, full = IncomingFile.write, [True]
+    full = [True]
 
-    def writing(file: IncomingFile, data: bytes) -> None:
-        if full[0] and file.size_bytes:
-            monkeypatch.setattr(file._segment, "_file", _FullDisk(file._segment._file), raising=False)
-        write(file, data)
+    class FullDisk(io.FileIO):
+        """A file on a disk that has space for half of its second chunk."""
 
-    monkeypatch.setattr(IncomingFile, "write", writing)
+        def write(self, data: Any) -> int:
+            if full[0] and self.tell():
+                super().write(data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(incoming, "io", SimpleNamespace(FileIO=FullDisk))
     monkeypatch.setattr(scene.disk, "_has_space", lambda: not full[0])
     for _ in range(4):
         scene.receiver.turn(scene.consumer)
     assert (1, 1.0) == (scene.disk.times_full, scene.receiver.gauges()["disk_fault"])
+    [part] = scene.receiver._shares[0].incoming.values()
+    assert part.size_bytes == part.path.stat().st_size > 0
     full[0] = False
-    incoming = next(iter(scene.receiver._shares[0].incoming.values()))
-    part: Any = incoming._segment
-    while isinstance(part._file, _FullDisk):
-        part._file = part._file.real
     scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
     assert [FILE.data] == scene.loader.loaded
 
@@ -444,20 +460,6 @@ def test_a_view_that_a_full_disk_closed_shows_as_one(scene: Scene, monkeypatch: 
     assert ([FILE.data], 0.0) == (scene.loader.loaded, scene.receiver.gauges()["disk_fault"])
     logged = [each["event"] for each in lines if "disk" in each["event"] or "waits" in each["event"]]
     assert ["receiving waits for space on the disk", "there is space on the disk: receiving continues"] == logged
-
-
-class _FullDisk:
-    """A file on a disk without space."""
-
-    def __init__(self, real: Any) -> None:
-        self.real = real
-
-    def write(self, data: object) -> int:
-        """Never."""
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
 
 
 @pytest.mark.parametrize(
