@@ -88,6 +88,11 @@ class FileRecord:
         """Whether it is never sent again."""
         return self.state in DECIDED
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether Kafka has all of it, and the centre is to answer."""
+        return self.state is FileState.SENDING and self.chunk >= self.chunks
+
     def after(self, event: FileEvent, **changes: Any) -> FileRecord | None:
         """The record after an event, with these fields changed; None for an event without effect."""
         state = TRANSITIONS.get((self.state, event))

@@ -304,6 +304,9 @@ class Sender:
             raise
         else:
             self.round.checked(file, md5)
+            if self.state.files[file.body.file].is_whole:
+                # Nothing is read of it, and many such files may follow each other.
+                self._store.close_file(file)
             self._on_step("checked")
 
     def _send_chunk(self, action: SendChunk) -> None:

@@ -122,8 +122,7 @@ class SenderState:
         """Whether the centre has all of a file, and waits for what it needs to load it."""
         # Deletes that came since have made it void: nobody waits with it any more.
         is_void = record.number <= self.group(record.group).deletes_number
-        is_whole = record.state is FileState.SENDING and record.chunk >= record.chunks
-        return is_whole and record.number in self.held and not is_void
+        return record.is_whole and record.number in self.held and not is_void
 
     def put_file(self, record: FileRecord) -> None:
         """Remember a file. Not synced: what a power cut takes back is read, or sent, once more."""

@@ -163,6 +163,21 @@ def test_rows_arrive_while_more_files_are_held_than_are_sent_at_a_time(monkeypat
     check(scene, 21)
 
 
+def test_a_file_of_which_nothing_is_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that starts again compares each of a thousand files that are whole at the centre: it has no such number
+    of descriptors."""
+    scene = scene_of_files(22, 4)
+    scene.centre.full = True
+    scene._live = lambda: None  # type: ignore[method-assign]
+    scene.run_round()
+    closed = list[str]()
+    monkeypatch.setattr(scene.edge, "close_file", lambda file: closed.append(file.body.file))
+    scene.run_round()
+    whole = [each.file for each in scene.sender.state.files.values() if each.is_whole]
+    assert whole
+    assert set(whole) <= set(closed)
+
+
 def test_files_that_are_held_leave_a_receiver_its_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two whole files may wait there, and one more for long: the fourth is accepted, and so are all behind it."""
     free, decide = threading.Event(), scene.loader.decide
