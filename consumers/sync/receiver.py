@@ -385,7 +385,8 @@ class Receiver:
         self._paused = wanted
         # What could not be taken is read again. After `resume`, which begins where reading had come to.
         for partition in set(self._held) - wanted:
-            consumer.seek(partition, self._held.pop(partition))
+            consumer.seek(partition, self._held[partition])
+            del self._held[partition]
 
     def _waits(self, partition: Partition, now_s: float) -> bool:
         """Whether a chunk could not be taken yet if it were read again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -195,6 +194,30 @@ def test_chunks_that_are_read_before_their_manifest_wait_for_it(scene: Scene) ->
     scene.consumer.slow_manifests = False
     scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
     assert [FILE.data] == scene.loader.loaded
+
+
+def test_a_chunk_that_cannot_be_read_again_yet_is_not_passed_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may refuse to seek for a moment. The chunk would be sent once more, over a slow line."""
+    errors, seek = [LogUnavailable("Local: Erroneous state", retriable=True)], scene.consumer.seek
+
+    def refuses_once(partition: Partition, offset: int) -> None:
+        if errors:
+            raise errors.pop()
+        seek(partition, offset)
+
+    monkeypatch.setattr(scene.consumer, "seek", refuses_once)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.consumer.slow_manifests = True
+    scene.receiver.turn(scene.consumer)
+    scene.consumer.slow_manifests = False
+    while errors:
+        with suppress(LogUnavailable):
+            scene.receiver.turn(scene.consumer)
+    scene.turn_until(lambda: bool(scene.verdicts), "the file is decided")
+    assert [Verdict.ACCEPTED] == scene.states()
 
 
 def test_chunks_without_a_manifest_are_nothing(scene: Scene) -> None:
@@ -393,17 +416,6 @@ def test_a_damaged_chunk_is_asked_for_again(scene: Scene) -> None:
     scene.chunks(FILE, left_out=frozenset({0}))
     scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
     assert [FILE.data] == scene.loader.loaded
-
-
-def test_files_in_their_middle_have_no_descriptor(scene: Scene) -> None:
-    """A hundred senders have 1,600 of them, and a process mostly 1,024 descriptors: it would end, at each start again."""
-    before = len(os.listdir("/proc/self/fd"))
-    for number in range(1, 40):
-        scene.manifest(replace(FILE.body, file=f"{FILE.body.file}{number}"), number)
-        scene.chunks(FILE, number, left_out=frozenset({FILE.body.chunks - 1}))
-    scene.turn_until(lambda: scene.receiver.figures.chunks == 39 * (FILE.body.chunks - 1), "the chunks are there")
-    # The view of verdicts may have opened some.
-    assert len(os.listdir("/proc/self/fd")) < before + 30
 
 
 def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.view_database import ViewDiskFull, ViewUnwritable
 from headrace.schemas.errors import HeadraceError
 from tests.manual_clock import ManualClock
+from tests.unit.sync.test_receiver import FILE, Scene
+from tests.unit.sync.test_receiver import scene as scene
 
 
 class ShortFile:
@@ -75,3 +79,14 @@ def test_other_errors_are_none_of_the_disk(tmp_path: Path, error: HeadraceError)
     disk = ReceiverDisk(tmp_path, 0.0)
     assert not disk.note(error)
     assert (0, "") == (disk.times_full, disk.fault)
+
+
+def test_files_in_their_middle_have_no_descriptor(scene: Scene) -> None:
+    """A hundred senders have 1,600 of them, and a process mostly 1,024 descriptors: it would end, at each start again."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 40):
+        scene.manifest(replace(FILE.body, file=f"{FILE.body.file}{number}"), number)
+        scene.chunks(FILE, number, left_out=frozenset({FILE.body.chunks - 1}))
+    scene.turn_until(lambda: scene.receiver.figures.chunks == 39 * (FILE.body.chunks - 1), "the chunks are there")
+    # The view of verdicts may have opened some.
+    assert len(os.listdir("/proc/self/fd")) < before + 30
