@@ -16,6 +16,7 @@ from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.sync import file_states, owners, partition_files, selection, send_round, sender_state
 from headrace.consumers.sync.chunk_states import STEPS, ChunkAction, ChunkEvent, FileState
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
+from headrace.consumers.sync.round_parts import GroupDeletes
 from headrace.consumers.sync.selection import file_body
 from headrace.consumers.sync.send_round import SendRound
 from headrace.consumers.sync.sender import Sender
@@ -118,7 +119,7 @@ def _files_do_not_wait_for_deletes(patch: pytest.MonkeyPatch) -> None:
     def broken(self: SendRound) -> Any:
         kept = {identity: group.deletes for identity, group in self._groups.items()}
         for group in self._groups.values():
-            group.deletes = send_round.GroupDeletes(deque())
+            group.deletes = GroupDeletes(deque())
         try:
             return next_file(self)
         finally:

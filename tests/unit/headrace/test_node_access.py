@@ -311,7 +311,7 @@ def test_the_members_that_lag_are_known_through_a_node(client: Client, node: Fak
 def test_an_error_of_a_node_has_also_the_rows_that_were_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is several requests: behind one that fails, none is sent."""
     monkeypatch.setattr(_node_access, "ROWS_MAX", 2)
-    found = (200, {}, SCHEMAS)
+    found: tuple[int, dict[str, str], Any] = (200, {}, SCHEMAS)
     answers = [found, found, found, (200, {}, WRITTEN), (503, {}, refusal("WriteFailed"))]
     with answering(answers) as url, headrace.connect(node=url) as client:
         with pytest.raises(WriteFailed, match="not now; the 3 rows behind them were not written") as raised:

@@ -252,8 +252,10 @@ def test_of_many_bad_lines_the_first_have_reasons_and_all_are_counted(writer: Gr
 
 def test_a_new_table_of_another_unit_is_in_the_log(writer: GroupWriter) -> None:
     """Once, and its rows are taken as they are: of a client that forgets its precision all rows would be of 1970."""
+    units: list[tuple[TimeUnit, str]] = [("ns", "1700000000000"), ("ns", "1700000001000")]
+    units += [("s", "1700000000"), ("ns", "5000")]
     with capture_logs() as logs:
-        for unit, time_of in (("ns", "1700000000000"), ("ns", "1700000001000"), ("s", "1700000000"), ("ns", "5000")):
+        for unit, time_of in units:
             assert 1 == answer(writer.submit(lines(f"cpu_{unit} v=1 {time_of}", unit=unit))).rows
         assert 1 == answer(writer.submit(lines("timeless v=1", unit="h"))).rows
     found = [(line["table"], line["precision"], line["looks_like"]) for line in logs if "unit" in line["event"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_a_sender_reads_that_its_file_is_held(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(loader, "_load", refused)
     monkeypatch.setattr(file_loader, "check_file", lambda *_: None)
-    monkeypatch.setattr(file_loader.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     file = sealed_file({"a": [(1, 1.0)]}, version=3)
     manifest = SyncManifest(SENDER, "s", "", 1, 1, 1, file.body)
     job = FileJob(manifest, tmp_path, lambda: None, threading.Event(), threading.Event())

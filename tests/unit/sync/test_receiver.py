@@ -373,7 +373,7 @@ def test_files_that_wait_for_one_group_keep_no_thread_from_others(
 
     def held_up(job: FileJob) -> Attempts:
         while job.manifest.number <= 3 and not full.is_set():
-            yield
+            yield None
         return (yield from decide(job))
 
     monkeypatch.setattr(scene.loader, "decide", held_up)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_one_round_ends_after_its_patience(tmp_path: Path, watcher: Watcher, err
 def test_one_round_does_not_wait_longer_than_it_is_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A try takes 12 s where nobody answers, and pauses grow: of 60 s it made 84."""
     now_s = [1_000.0]
-    monkeypatch.setattr(send_loop.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     settings = SendSettings(wait_s=60)
     loop = SendLoop(SendOptions("http://node", "none:1", "c", tmp_path, settings, once=True), Watcher())
     monkeypatch.setattr(loop, "_sleep", lambda pause_s: now_s.append(now_s.pop() + pause_s))
