@@ -33,6 +33,7 @@ from headrace.consumers.migration.slot_pull import (
     PullDecision,
     PullState,
     PullView,
+    brings_slots,
     decide_pull,
     donors_of,
     is_reported,
@@ -136,10 +137,7 @@ class SlotPuller:
         return frozenset(awaited) | unloaded
 
     def _not_loaded(self, change: RunningChange | None, group: Group) -> frozenset[int]:
-        if change is None or not change.formal or group.name not in change.gained:
-            return frozenset()
-        # Until then it is read by the table before, and so is the former holder: rows of both would be there twice.
-        if group.applied.changes.settled_version < change.table.version:
+        if change is None or not brings_slots(change, group.name, group.applied.changes.settled_version):
             return frozenset()
         key = change.number, group.name
         if (gained := self._gained.get(key)) is None:

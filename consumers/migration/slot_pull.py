@@ -103,6 +103,15 @@ def decide_pull(view: PullView) -> PullDecision:
     return PullDecision(PullState.COMPLETE)
 
 
+def brings_slots(change: RunningChange, group: str, settled_version: int) -> bool:
+    """Whether data of slots comes to a group of this name by a change; `settled_version` is the group's own, of its log.
+
+    Until its log has the record it is read by the table before, and so is the group that has the slots: with the rows of
+    both, an answer would have them twice.
+    """
+    return change.formal and group in change.gained and settled_version >= change.table.version
+
+
 def pairs_of(change: RunningChange | None, node: str) -> tuple[Pair, ...]:
     """The pairs of the groups of a node, once the table of the change counts."""
     return () if change is None or not change.formal else moved_pairs(change, node)

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration.slot_pull import brings_slots, slots_of_bits
 from headrace.consumers.query.hand_overs import Required, missing
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.group_changes import BEGINNING, GroupKey
@@ -61,11 +62,27 @@ class Reads:
         for group, values in answers.items():
             if strange := [key for key in values if holders[key] != group]:
                 self._simulation.fail(f"{group} answers {strange} at {at} with table {table.version}")
+        self._check_arriving(at, holders)
         for key, holder in holders.items():
             value = answers[holder].get(key)
             if not truth.expected.admits(key, value, after):
                 entries = truth.expected.entries[key]
                 self._simulation.fail(f"{key} was read as {value} at {at}, after {after}: {entries}")
+
+    def _check_arriving(self, at: dict[GroupKey, int], holders: dict[str, GroupKey]) -> None:
+        """Rows that a group has from former holders, as a node of any membership log knows of them, are of its own slots."""
+        for state in [node.state for node in self._simulation.nodes.values()]:
+            change, known = state.change, 0 if state.table is None else state.table.version
+            for group, version in at.items():
+                settled = self._truth.by_key(group).history[version].changes.settled_version
+                # Of a table that the node has not read yet it waits for every slot.
+                if change is None or settled > known or not brings_slots(change, group.group, settled):
+                    continue
+                gained = slots_of_bits(change.gained[group.group])
+                if strange := [key for key, holder in holders.items() if int(key[0]) in gained and holder != group]:
+                    self._simulation.fail(
+                        f"{group} has rows of {strange} from a former holder that answers at {at}, too"
+                    )
 
     def _versions(self, table: SlotTable, moment: dict[str, int], after: dict[str, int]) -> dict[GroupKey, int] | None:
         """By group, how far the replica has read that answers; None while one of them waits."""

@@ -171,6 +171,10 @@ def _answer_by_the_former_table(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeView, "proven_version", property(lambda self: self.settled))
 
 
+def _bring_slots_with_the_membership_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(migration_reads, "brings_slots", lambda change, group, _: change.formal and group in change.gained)
+
+
 def _answer_without_hand_overs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(migration_reads, "missing", lambda _read: {})
 
@@ -186,6 +190,7 @@ MIGRATION_RULES = (
     MigrationRule("the newest batches move with the slots", _leave_producers_with_the_former_holder),
     MigrationRule("late batches are known at the next holder", _forget_late_batches, quick=False),
     MigrationRule("rows by a new table end answers by the former one", _answer_by_the_former_table),
+    MigrationRule("slots come to a group with a record of its log", _bring_slots_with_the_membership_log),
     MigrationRule("an answer has what was handed over", _answer_without_hand_overs),
     MigrationRule("an answer has what a deleted group has handed over", _answer_behind_a_deleted_group, quick=False),
     MigrationRule("a hand-over names the one before it", _name_the_accepted_one, faults=lose_hand_overs, first=31),
