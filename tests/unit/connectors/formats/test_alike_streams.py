@@ -133,10 +133,26 @@ def senders(draw: st.DrawFn) -> list[bytes]:
     return messages
 
 
-@settings(max_examples=3000, deadline=None)
-@given(st.lists(senders(), min_size=1, max_size=3), st.randoms(use_true_random=False), st.integers(0, 3))
+SENT = given(st.lists(senders(), min_size=1, max_size=3), st.randoms(use_true_random=False), st.integers(0, 3))
+
+
+@settings(max_examples=400, deadline=None)
+@SENT
 def test_whatever_is_sent_is_what_arrow_reads(sent: list[list[bytes]], random: Random, broken: int) -> None:
     """Several senders mixed, with nulls, several batches, compressed; bytes of some messages changed."""
+    assert_reads(sent, random, broken)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None, derandomize=False)
+@SENT
+def test_whatever_is_sent_is_what_arrow_reads_long(sent: list[list[bytes]], random: Random, broken: int) -> None:
+    """The same over thousands of random examples."""
+    assert_reads(sent, random, broken)
+
+
+def assert_reads(sent: list[list[bytes]], random: Random, broken: int) -> None:
+    """See assert_as_arrow; `broken` messages have a bit that is another one."""
     messages = [message for each in sent for message in each] * 2
     random.shuffle(messages)
     for _ in range(broken):
