@@ -176,6 +176,8 @@ def _measure(local: LocalCluster, sealed: pa.Table, settings: Mapping[str, Any],
     name = f"n{NODES + 1}"
     local.file.nodes.append(NodeProcess(name, ""))
     local.start_node(name)
+    # Until it waits to be added: one whose port another program took meanwhile starts again.
+    local.wait_ready([name])
     blocks, queries = Blocks(), Queries()
     phases: dict[str, float] = {}
     with asking(local.url("n1"), QUERY, queries), writing(local.bootstrap, local.cluster, settings, blocks):
