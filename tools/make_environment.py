@@ -212,7 +212,8 @@ def compile_packages() -> None:
     # pip compiles file after file, and the packages' own tests as well: half a minute on one core. The exit code counts
     # nothing: some packages have templates that are no Python.
     compiling = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0", "-x", "/tests?/", str(ENVIRONMENT / "lib")]
-    subprocess.run(compiling, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+    with LOG.open("ab") as output:
+        subprocess.run(compiling, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
 
 
 def compile_kernels() -> None:

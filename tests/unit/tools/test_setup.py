@@ -295,6 +295,42 @@ def test_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
         assert [True] == [named in line for line in answer.stderr.splitlines()]
 
 
+def test_a_python_that_was_named_once_is_used_again(tmp_path: Path) -> None:
+    """`make demo` behind `make setup PYTHON=…` keeps the environment, and one whose Python is gone gets another."""
+    tools, named = tmp_path / "tools", tmp_path / "python3.13"
+    tools.mkdir()
+    shutil.copy(ROOT / "tools" / "setup", tools)
+    (tools / "make_environment.py").write_text("import os\nprint(os.environ.get('NAMED', 'another'))\n")
+    named.write_text(f'#!/bin/sh\nNAMED=named exec "{sys.executable}" "$@"\n')
+    named.chmod(0o755)
+    made = tmp_path / ".venv" / "bin" / "python"
+    made.parent.mkdir(parents=True)
+    made.symlink_to(named)
+
+    def used() -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+        return subprocess.check_output(["sh", tools / "setup"], env=environment, text=True, timeout=60)
+
+    assert "named\n" == used()
+    named.unlink()
+    assert "another\n" == used()
+
+
+def test_warnings_about_packages_are_for_the_log(
+    make_environment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a newer Python finds odd in code that is not ours stays out of the terminal."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "odd.py").write_text("found = 1 is 1\n")
+    monkeypatch.setattr(make_environment, "ENVIRONMENT", tmp_path)
+    monkeypatch.setattr(make_environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(make_environment, "LOG", tmp_path / "log")
+    make_environment.compile_packages()
+    assert ("", "") == capfd.readouterr()
+    assert "SyntaxWarning" in (tmp_path / "log").read_text()
+    assert list((tmp_path / "lib").rglob("*.pyc"))
+
+
 def test_no_java_stops_setup_before_anything_is_installed(tmp_path: Path) -> None:
     """`make setup` without Java prints one line and creates no environment."""
     tree = tmp_path / "tree"
