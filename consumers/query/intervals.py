@@ -29,6 +29,8 @@ _UNITS_OF_TEXTS = {
     **dict.fromkeys(("YR", "YRS"), "YEAR"),
 }
 """What texts may have instead, in full."""
+_UNITS_OF_PARSER = frozenset({"Q"})
+"""What texts may have to the parser alone, which writes it in full: DuckDB refuses it."""
 
 
 def are_understood(tokens: Sequence[Token]) -> bool:
@@ -38,7 +40,7 @@ def are_understood(tokens: Sequence[Token]) -> bool:
             continue
         if text.token_type is TokenType.STRING and (parts := exp.INTERVAL_STRING_RE.findall(text.text)):
             # More than one part stays one text.
-            if len(parts) == 1 and exp.INTERVAL_STRING_RE.fullmatch(text.text) is None:
+            if len(parts) == 1 and not _is_whole(text.text, parts[0][1]):
                 return False
         elif unit is not None and unit.token_type is TokenType.VAR and not _is_unit(unit.text):
             # To DuckDB it is the name of an item: `SELECT INTERVAL 5 min`.
@@ -58,6 +60,11 @@ def write_in_full(tree: exp.Expression) -> bool:
                 return False
             unit.set("this", _UNITS_OF_TEXTS.get(name, name))
     return True
+
+
+def _is_whole(text: str, unit: str) -> bool:
+    """Whether a text is one number and one unit, which DuckDB has too."""
+    return exp.INTERVAL_STRING_RE.fullmatch(text) is not None and unit.upper() not in _UNITS_OF_PARSER
 
 
 def _is_unit(text: str) -> bool:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from sqlglot import exp
-from sqlglot.dialects import DuckDB
 from sqlglot.errors import SqlglotError
 
 from headrace.consumers.query import intervals
@@ -37,14 +36,12 @@ from headrace.consumers.query.scope import (
     sources_of,
 )
 from headrace.consumers.query.series_plan import SeriesAggregates, series_aggregates
+from headrace.consumers.query.sql_nodes import tokens_of, trees_of
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 PLANNED_BYTES_MAX = 8 * 1024
 """Longer SQL is not narrowed: parsing it in Python takes longer than narrowing saves."""
-
-# Loaded with this module: under its name sqlglot would load it in the first query, which takes 0.2 s.
-_DIALECT = DuckDB
 
 Parsed = Callable[[], AbstractContextManager[exp.Expression | None]]
 """Lends the tree of a statement, as `parse` gives it, where that is cheaper."""
@@ -187,9 +184,8 @@ def parse(statement: Statement) -> exp.Expression | None:
     if len(statement.sql) > PLANNED_BYTES_MAX:
         return None
     try:
-        dialect = _DIALECT()
-        tokens = dialect.tokenize(statement.sql)
-        trees = dialect.parser().parse(tokens, statement.sql) if intervals.are_understood(tokens) else []
+        tokens = tokens_of(statement.sql)
+        trees = trees_of(tokens, statement.sql) if intervals.are_understood(tokens) else []
     # On SQL that it does not know sqlglot raises more than its own errors. DuckDB decides what is valid, so
     # none of them may fail the query.
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError):

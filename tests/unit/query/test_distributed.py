@@ -172,6 +172,13 @@ def test_a_typed_text_that_is_cast_stays_what_it_is(written: Written, condition:
     written.check("n0", f"SELECT count(*) FROM {TABLE} WHERE {condition}", ordered=False)
 
 
+@pytest.mark.parametrize("number", [".5", "-.50", ".5e1", "0.5", "5."])
+def test_a_number_keeps_its_digits(written: Written, number: str) -> None:
+    """Its text and its type depend on how it is written, also in the statements of members."""
+    written.check("n0", f"SELECT host || ({number}) AS k, max(s || ({number})) FROM {TABLE} GROUP BY k", ordered=False)
+    written.check("n0", f"SELECT host, time FROM {TABLE} WHERE s || ({number}) < 'a0'", ordered=False)
+
+
 def answers(written: Written, node: str, sql: str) -> list[tuple[RemoteScanRequest, pa.Table]]:
     """What other nodes were asked for by a query, which is checked, and what they answered."""
     written.cluster.exchanged.clear()

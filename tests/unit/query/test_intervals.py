@@ -52,7 +52,7 @@ def test_a_text_of_whole_units_is_planned(text: str) -> None:
     [
         *("INTERVAL '1 day 12:00:00'", "INTERVAL '12:00:00 1 day'", "INTERVAL '1 hour ago'"),
         *("INTERVAL /* a comment */ '-1 day -02:00'", "INTERVAL 5 x", "INTERVAL '5' x", "INTERVAL '3 cent'"),
-        *("INTERVAL ('5') min", "INTERVAL (5) mins"),
+        *("INTERVAL ('5') min", "INTERVAL (5) mins", "INTERVAL '3 q'", "INTERVAL '3 Q'", "INTERVAL '1 ns'"),
     ],
 )
 def test_a_text_with_more_than_a_number_and_a_unit_is_left_to_duckdb(interval: str) -> None:
