@@ -346,7 +346,10 @@ def _open(
             "allow_community_extensions": "false",
         },
     )
-    database.execute(f"SET parquet_metadata_cache = true; SET streaming_buffer_size = '{STREAM_BYTES}B'")
+    # Without a zone it would be that of the machine, and moments without a zone are UTC.
+    database.execute(
+        f"SET TimeZone = 'UTC'; SET parquet_metadata_cache = true; SET streaming_buffer_size = '{STREAM_BYTES}B'"
+    )
     if spill_directory:
         database.execute(f"SET max_temp_directory_size = '{settings.spill_mb_max}MB'")
     # In this order: without access no directory can be allowed, and locked settings cannot be set.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +46,20 @@ def database(tmp_path: Path) -> Iterator[LockedDatabase]:
         yield opened
     finally:
         opened.close()
+
+
+def test_moments_without_a_zone_are_utc_on_every_machine(tmp_path: Path) -> None:
+    """Also where a node's process has another zone."""
+    script = """
+from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.settings import QuerySettings
+database = LockedDatabase([], QuerySettings())
+moments = "to_timestamp(0)::TIMESTAMP::VARCHAR, (TIMESTAMP '2026-01-01')::TIMESTAMPTZ::VARCHAR"
+print(database.lease(32).connection.sql(f"SELECT {moments}").fetchall())
+"""
+    env = {**os.environ, "TZ": "America/New_York"}
+    ended = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, check=True)
+    assert "[('1970-01-01 00:00:00', '2026-01-01 00:00:00+00')]" == ended.stdout.decode().strip()
 
 
 def test_queries_that_follow_each_other_share_one_instance(database: LockedDatabase, made: list[Instance]) -> None:
