@@ -7,7 +7,7 @@ time the later one wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,7 +35,7 @@ from headrace.pipeline.schema_match import (
 )
 from headrace.pipeline.sink_records import counted_records, dead_letters, forward_record
 from headrace.pipeline.worker_process import begin_task
-from headrace.producers.router import PAYLOAD_BYTES_MAX, encode_writes, route
+from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge, encode_writes, route
 from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
 from headrace.schemas.tables import SchemaError, TableSchema, TypeClash
@@ -229,9 +229,16 @@ class IngestTask:
             topic = self._access.forward_topic(part.group)
             points = sum(len(column) - column.null_count for column in part.rows.columns[2:])
             self.counts += Counts(rows=part.rows.num_rows, points=points)
-            for write in encode_writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
+            for write in self._writes(flushed.schema, slot_table.version, part.rows):
                 check_body(write)
                 yield forward_record(topic, encode_message(Message(self._next_position(write), write)))
+
+    def _writes(self, schema: TableSchema, version: int, rows: pa.RecordBatch) -> Iterable[Write]:
+        try:
+            return list(encode_writes(schema, version, rows, self._job.compression))
+        except RowTooLarge:
+            # A row of thousands of columns beside text near ROW_BYTES_MAX: the query would end with it at each start.
+            return encode_writes(schema, version, rows)
 
     def _next_position(self, write: Write) -> ProducerPosition:
         """The position of the next message, which is `write`."""

@@ -211,6 +211,18 @@ def test_a_row_too_large_for_a_message_is_a_dead_letter() -> None:
     assert "bytes" in headers["__dlq.errors.reason"]
 
 
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_row_that_fits_a_compressed_message_alone_is_written(compression: str) -> None:
+    """Text near the limit beside 4,000 numbers: refused, it would end the query again at each start."""
+    log, numbers = new_log(), ",".join(f"c{number}=1" for number in range(4_000))
+    # Digits, of which lz4 makes nothing shorter.
+    text = random.Random(1).randbytes(4_112_500).hex()
+    line = f't,host=a {numbers},s="{text}" 1'
+    run_attempt(log, replace(influx_job(), compression=compression), [raw_batch([line, "t,host=a c0=2 2"])])
+    assert [1, 2] == [row["time"] for row in rows_of(log, "t")]
+    assert [] == dead(log)
+
+
 def test_many_small_messages_become_few_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of several input batches are sent together, about one message for each group, without loss."""
     monkeypatch.setattr(headrace.pipeline.rebatch, "ROWS_PER_GROUP", 1_000)
