@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.job import IngestJob
 
 OWN_FOLDER = "headrace"
-IDENTITY_FILE, SINK_FILE = "job.json", "sink.json"
+IDENTITY_FILE, SINK_FILE, CLUSTER_FILE = "job.json", "sink.json", "cluster.json"
 LOG_FILE = "spark.log"
 WRITER_LOCK = "writer.lock"
 LOG_BYTES_MAX = 16 * 1024 * 1024
@@ -117,6 +117,38 @@ def check_sink(checkpoint: str, cluster: str, table: str) -> None:
             f"not of {table} of {cluster}: rows that it has passed would be in neither",
             action="name another checkpointLocation",
         )
+
+
+class BoundCluster:
+    """The cluster that a query writes, by the id of its membership topic; a local checkpoint remembers it over restarts.
+
+    A cluster that was made again under the same name lacks all rows that the checkpoint has passed. A checkpoint of an
+    earlier build is bound to the cluster that its next run finds.
+    """
+
+    def __init__(self, cluster: str, checkpoint: str) -> None:
+        folder = local_folder(checkpoint) if checkpoint else None
+        self._path = None if folder is None else folder / OWN_FOLDER / CLUSTER_FILE
+        self._cluster = cluster
+        self._known = ""
+        if self._path is not None and self._path.exists():
+            self._known = str(json.loads(self._path.read_text())["membership_id"])
+
+    def compare(self, membership_id: str) -> None:
+        """Raises CheckpointForeign for another cluster than the known one."""
+        if self._known and membership_id != self._known:
+            raise CheckpointForeign(
+                f"cluster {self._cluster} was made again: rows that the checkpoint has passed are not in it",
+                action="begin with a new checkpoint",
+            )
+
+    def check(self, membership_id: str) -> None:
+        """As `compare`, and remember it; the first one counts. In the process of the driver."""
+        self.compare(membership_id)
+        if not self._known and self._path is not None:
+            create_directories(self._path.parent)
+            write_atomically(self._path, json.dumps({"membership_id": membership_id}) + "\n")
+        self._known = membership_id
 
 
 def make_batch_durable(checkpoint: str, batch: int | None = None) -> None:

@@ -88,8 +88,8 @@ class HeadraceDataSource(DataSource):
         from headrace.pipeline.sink import StreamWriter
 
         options = self._write_options(overwrite)
-        writer = StreamWriter(options, schema)
         checkpoint = self.options.get("checkpointLocation", "")
+        writer = StreamWriter(options, schema, checkpoint)
         check_sink(checkpoint, options.target.cluster, options.target.name)
         make_batch_durable(checkpoint)
         return writer

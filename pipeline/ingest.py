@@ -27,7 +27,7 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.pipeline.batch_limit import write_limited
 from headrace.pipeline.batch_table import BatchTables, has_ended
-from headrace.pipeline.checkpoint import make_batch_durable
+from headrace.pipeline.checkpoint import BoundCluster, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
 from headrace.pipeline.dead_letter_limit import SHARE_MAX
 from headrace.pipeline.failures import GroupEnded, raw_data_lost
@@ -85,7 +85,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
     """Check what can be checked before Spark starts; create the raw topic, the dead-letter topic and the
     database if they are missing.
 
-    Raises LogUnavailable, NoCluster, SchemaError, FormatError, RawDataLost.
+    Raises LogUnavailable, NoCluster, SchemaError, FormatError, RawDataLost, CheckpointForeign.
     """
     check_options(job.format, job.options)
     topics = Topics(job.cluster)
@@ -93,6 +93,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
     try:
         wait_for_broker(log, job.bootstrap, topics, run.broker_wait_s, notify)
         read_slot_table(log, topics)
+        BoundCluster(job.cluster, run.checkpoint).check(log.describe(topics.membership).topic_id)
         tables = SchemaLog(log, topics)
         tables.ensure_database(job.database)
         tables.close()
@@ -168,6 +169,7 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
     """Writes `records`, a stream of `raw_records`, to their topics."""
     context = records.sparkSession.sparkContext
     raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
+    bound, membership = BoundCluster(job.cluster, run.checkpoint), Topics(job.cluster).membership
     sink = sink_options(job, run.sink_wait_s)
 
     def write(planned: DataFrame) -> None:
@@ -176,6 +178,7 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
     def forward(planned: DataFrame, batch: int) -> None:
         make_batch_durable(run.checkpoint, batch)
         raw_topic.check(cluster_access(job).topic_id(job.topic))
+        bound.check(cluster_access(job).topic_id(membership))
         table = tables.of(batch, cluster_access(job).newest_table())
         # The tasks of a batch, and of every attempt of it, route rows by one table.
         context.setLocalProperty(SLOT_TABLE_PROPERTY, base64.b64encode(table.to_bytes()).decode())

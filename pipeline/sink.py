@@ -30,6 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from headrace.pipeline.checkpoint import BoundCluster
 from headrace.pipeline.source_options import WriteOptions, near
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import TIME_COLUMN
@@ -52,10 +53,14 @@ class SinkRefused(HeadraceError):
 
 
 class TaskCommit(WriterCommitMessage):
-    """What a task wrote, for the driver. Pickled: the process that ends a batch loads the classes only if it reads this."""
+    """What a task wrote, for the driver. Pickled: the process that ends a batch loads the classes only if it reads this.
 
-    def __init__(self, written: TaskWritten) -> None:
+    `membership_id` is that of the cluster, of a task of a stream.
+    """
+
+    def __init__(self, written: TaskWritten, membership_id: str = "") -> None:
         self._written = pickle.dumps(written)
+        self.membership_id = membership_id
 
     def written(self) -> TaskWritten:
         """What it wrote."""
@@ -73,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """See DataSourceArrowWriter; runs in a worker."""
-        return _write(self._options, iterator, self._producer, 1, of_stream=False)
+        return _write(self._options, iterator, self._producer, 1)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
@@ -83,21 +88,26 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    def __init__(self, options: WriteOptions, schema: StructType, checkpoint: str = "") -> None:
         check_columns(options, schema)
         self._options = options
+        # It goes to the tasks with what the checkpoint knows: they are connected, and this process is not.
+        self._bound = BoundCluster(options.target.cluster, checkpoint)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """See DataSourceStreamArrowWriter; runs in a worker."""
+        """See DataSourceStreamArrowWriter; runs in a worker. Raises CheckpointForeign."""
         context = TaskContext.get()
         query, batch = (context and context.getLocalProperty(name) for name in (QUERY_PROPERTY, BATCH_PROPERTY))
         if not query or not batch:
             raise SinkRefused("Spark names no query and no batch to its tasks", action="run it as a streaming query")
-        return _write(self._options, iterator, query, int(batch), of_stream=True)
+        return _write(self._options, iterator, query, int(batch), self._bound)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
+        """Wait for the quorum. Raises QuorumTimeout, TopicReplaced, CheckpointForeign."""
         del batchId
+        for message in messages:
+            if isinstance(message, TaskCommit):
+                self._bound.check(message.membership_id)
         confirm(self._options, messages)
 
 
@@ -171,8 +181,13 @@ def _is_field(kind: DataType) -> bool:
 
 
 def _write(
-    options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str, batch: int, *, of_stream: bool
+    options: WriteOptions,
+    batches: Iterator[pa.RecordBatch],
+    producer: str,
+    batch: int,
+    bound: BoundCluster | None = None,
 ) -> TaskCommit:
+    """What a task writes; `bound` is given for a stream, whose batch has one after it."""
     context = TaskContext.get()
     assert context is not None, "runs in a task"
     # Spark hands its settings to tasks as local properties.
@@ -189,6 +204,11 @@ def _write(
 
     begin_task()
     with writer_cluster(options.target) as cluster:
+        membership_id = ""
+        if bound is not None:
+            membership_id = cluster.log.describe(cluster.topics.membership).topic_id
+            bound.compare(membership_id)
         cluster.tables.refresh()
-        task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()), of_stream=of_stream)
-        return TaskCommit(task.write(batches))
+        positions = TaskPositions(producer, batch, context.partitionId())
+        task = SinkTask(cluster, options, positions, of_stream=bound is not None)
+        return TaskCommit(task.write(batches), membership_id)
