@@ -85,8 +85,10 @@ def iterate_file(
     except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         name = getattr(source, "name", source)
         name = "the input" if isinstance(name, int) else name
+        # Parquet's own reasons end with a line break, or have some.
+        reason = " ".join(str(error).splitlines()).strip()
         raise UnreadableFile(
-            f"cannot read {name}: {error}", action="check the path and the format of the file"
+            f"cannot read {name}: {reason}", action="check the path and the format of the file"
         ) from error
 
 

@@ -94,6 +94,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_bytes(gzip.compress(b"t v=1 1\n" * 1000)[:-20])
     other = tmp_path / "other.parquet"
     other.write_bytes(b"t v=1 1\n")
-    for path, name in ((tmp_path / "missing", "influx"), (broken, "influx"), (other, "parquet")):
-        with pytest.raises(UnreadableFile, match=path.name):
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(b"PAR1" + b"x" * 40 + b"\x08\x00\x00\x00PAR1")
+    for path, name in ((tmp_path / "missing", "influx"), (broken, "influx"), (other, "parquet"), (torn, "parquet")):
+        with pytest.raises(UnreadableFile, match=path.name) as caught:
             list(iterate_file(path, name, OPTIONS))
+        assert "\n" not in str(caught.value)
