@@ -16,7 +16,9 @@ from headrace.cli.row_options import DelimiterOption, RowOptions
 from headrace.cli.session import require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.interruption import be_patient
 from headrace.terminal.output import Output, counted
+from headrace.terminal.stop_signals import interrupting_signals
 
 if TYPE_CHECKING:
     from headrace.connectors.formats.interface import FormatOptions
@@ -141,7 +143,10 @@ def _run(
         plan = plan_files(job, paths, state, cluster.tags, again=again, changed=changed)
         if not plan.files:
             return Backfilled(skipped=plan.written_before)
-        return _through_spark(output, settings, job, plan, state)
+        # From here on there are processes to end and folders to remove, whatever ends the command.
+        with interrupting_signals():
+            be_patient()
+            return _through_spark(output, settings, job, plan, state)
 
 
 def _through_spark(
