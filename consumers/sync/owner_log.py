@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.append import append_one, append_with
@@ -43,6 +46,9 @@ FRESH_S = 1.0
 """How old a look at the topic may be for a device that is the sender's."""
 RECORDS_AT_ONCE = 100
 DEVICE_COLUMN = "device"
+RECORD_DEVICES_BYTES = 8 << 20
+"""Names in one record: half of what a record may have, whatever their compression makes of them."""
+_OFFSET_BYTES = 4
 
 
 def encode_devices(devices: Sequence[str]) -> bytes:
@@ -53,6 +59,14 @@ def encode_devices(devices: Sequence[str]) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def encode_parts(devices: Sequence[str]) -> Iterator[bytes]:
+    """Series keys as the bodies of so many records as they need: a file may have millions of devices."""
+    sizes = pc.binary_length(pa.array(devices, pa.string())).to_numpy().astype(np.int64) + _OFFSET_BYTES
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // RECORD_DEVICES_BYTES)) + 1
+    bounds = [0, *cuts.tolist(), len(devices)]
+    return (encode_devices(devices[start:end]) for start, end in pairwise(bounds))
 
 
 def decode_devices(data: bytes) -> list[str]:
@@ -93,9 +107,10 @@ def read_owners(log: Log, topics: Topics) -> OwnersInMemory:
 
 def move_devices(log: Log, topics: Topics, sender: str, database: str, devices: Sequence[str]) -> None:
     """Hand devices over. Raises AppendUnknown, and the errors of the log."""
-    move = OwnerMove(sender, database, encode_devices(devices))
-    # A repeat behind a later move would undo that one.
-    append_one(log, topics.sync_owner, encode_owner(move), key=sender.encode(), repeats=False)
+    for part in encode_parts(devices):
+        # A repeat behind a later move would undo that one.
+        move = encode_owner(OwnerMove(sender, database, part))
+        append_one(log, topics.sync_owner, move, key=sender.encode(), repeats=False)
 
 
 class OwnerLog:
@@ -116,7 +131,8 @@ class OwnerLog:
         self._enrol(sender)
         if self._look(lambda owners: check_devices(owners, sender.sender, database, devices)):
             return
-        offset = self._append(OwnerClaim(sender.sender, sender.store, file, database, encode_devices(devices)))
+        for part in encode_parts(devices):
+            offset = self._append(OwnerClaim(sender.sender, sender.store, file, database, part))
         # The claim is a proposal: between the look and the record another sender may have come first.
         with self._lock:
             self._read_below(offset + 1)

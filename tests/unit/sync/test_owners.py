@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from base64 import b64encode
 from pathlib import Path
 
 import pyarrow as pa
@@ -122,6 +124,25 @@ def test_a_device_that_was_free_a_moment_ago_may_be_taken(log: MemoryLog, tmp_pa
     south.own(SOUTH, "h", "plant", ["d2"])
     for each in (north, south):
         each.close()
+
+
+def test_devices_that_fill_more_than_a_record_are_claimed_and_moved_in_several(log: MemoryLog, tmp_path: Path) -> None:
+    """No record takes all these names. They are claimed all the same, and the move of a box moves them."""
+    names = random.Random(1)
+    log.configure(TOPICS.sync_owner, {"max.message.bytes": "9000000"})
+    devices = sorted(f"t,a={b64encode(names.randbytes(90_000)).decode()}" for _ in range(110))
+    owners = OwnerLog(log, log.appender(), TOPICS, tmp_path)
+    owners.own(NORTH, "f", "plant", devices)
+    assert devices == owners.devices(NORTH, "plant")
+    claims = log.describe(TOPICS.sync_owner).end - 1
+    assert claims > 1
+    owners.own(NORTH, "g", "plant", devices)
+    assert claims == log.describe(TOPICS.sync_owner).end - 1, "what is the sender's is not claimed again"
+    with pytest.raises(DeviceOwned):
+        owners.own(SOUTH, "f", "plant", ["d9", *devices])
+    move_devices(log, TOPICS, SOUTH.sender, "plant", devices)
+    assert dict.fromkeys((("plant", each) for each in devices), SOUTH.sender) == read_owners(log, TOPICS).devices
+    owners.close()
 
 
 def test_a_second_store_under_one_uuid_is_refused(log: MemoryLog, tmp_path: Path) -> None:
