@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from headrace.consumers.sync.delete_cover import cover, matching
 from headrace.consumers.sync.owner_log import OwnerLog
@@ -16,6 +17,7 @@ from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDelete
 
 LOOK_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 30.0
+RECORDS_AT_ONCE = 10_000
 
 
 class MembersChange(HeadraceError):
@@ -37,12 +39,17 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
     _append_fence(cluster, route, ProducerPosition(producer, deletes_batch(number, table_version), 0), body)
     # Behind everything that files of the sender have added so far.
     cluster.tables.refresh()
-    found: list[tuple[ProducerPosition, Delete]] = []
-    for place, deleted in enumerate(body.deletes, 1):
-        for sequence, each in enumerate(_own(cluster, owners, sender, deleted)):
-            # Replicas drop a repeat, and what is older than the newest.
-            found.append((ProducerPosition(producer, deletes_batch(number, table_version, place), sequence), each))
-    repeat_deletes(cluster, route, found, FLUSH_TIMEOUT_S)
+    found = (
+        # Replicas drop a repeat, and what is older than the newest.
+        (ProducerPosition(producer, deletes_batch(number, table_version, place), sequence), each)
+        for place, deleted in enumerate(body.deletes, 1)
+        for sequence, each in enumerate(_own(cluster, owners, sender, deleted))
+    )
+    records = 0
+    # A table of many devices makes thousands of records of one delete: no memory has all, and no deadline is for all.
+    while part := list(islice(found, RECORDS_AT_ONCE)):
+        repeat_deletes(cluster, route, part, FLUSH_TIMEOUT_S)
+        records += len(part)
     # A group may have ended without them, and its rows be where they came before: then all are sent by the new table.
     _check_unchanged(cluster, route)
     # And a fence behind them: a receiver that was replaced in the middle may look at the owners only after these are
@@ -50,7 +57,7 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
     _append_fence(cluster, route, ProducerPosition(producer, last_deletes_batch(number), 0), body)
     # A group that comes later learns of that fence when it takes its slots. One that came meanwhile may not.
     _check_unchanged(cluster, route)
-    return 2 + len(found)
+    return 2 + records
 
 
 def _check_unchanged(cluster: Cluster, route: Route) -> None:
