@@ -127,16 +127,13 @@ class Uploads:
         group = self.group(request.group, request.slot)
         if self.is_staged(group, request.content_digest, request.segment_digest):
             return None
-        limit = self.settings.upload_mb_max * 1_000_000
-        used = self.staged_bytes
-        if used + request.size_bytes > limit:
+        if self._lacks_room(group, request.size_bytes):
             # Loads have attached some of it since the newest looks.
             self._look_again(group)
             self._look_at_others()
-            used = self.staged_bytes
+        lacks_room, used = self._lacks_room(group, request.size_bytes), self.staged_bytes
         with self._lock:
-            # One file is taken however large it is, if nothing else waits: else it would never be.
-            if len(self._open) >= self.settings.uploads_max or (used and used + request.size_bytes > limit):
+            if len(self._open) >= self.settings.uploads_max or lacks_room:
                 self.refused += 1
                 raise UploadsFull(
                     f"{len(self._open)} uploads are open at {self._node}, and files of {used} bytes wait for their load",
@@ -151,6 +148,19 @@ class Uploads:
         except BaseException:
             self.end(number)
             raise
+
+    def _lacks_room(self, group: Group, size_bytes: int) -> bool:
+        """Whether a file is too much for the node, or for the part of the limit that each group has.
+
+        Files of a group whose leader has a full disk wait at the others, and must not keep out those of other groups.
+        """
+        limit, used = self.settings.upload_mb_max * 1_000_000, self.staged_bytes
+        with self._lock:
+            mine = sum(each.size_bytes for each in self._open.values() if each.group == group.birth_key)
+            mine += self._staged.get(group.key, (0.0, 0))[1]
+        # One file is taken however large it is, if nothing else waits: else it would never be.
+        parts = (used, limit), (mine, limit // max(1, len(self._groups)))
+        return any(before and before + size_bytes > most for before, most in parts)
 
     def is_staged(self, group: Group, content_digest: str, segment_digest: str) -> bool:
         """Whether the very file is staged, verified and durable."""

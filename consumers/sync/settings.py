@@ -27,10 +27,10 @@ class SyncSettings(SettingsModel):
         default=4_096,
         ge=1,
         le=MEGABYTES_MAX,
-        description="bytes of files that wait at a node for their load; more get 503",
+        description="bytes of files that wait at a node for their load, an equal part for each group; more get 503",
     )
     resend_s: Internal[float] = Field(default=30.0, description="pause before missing chunks are asked for again")
-    held_max: Internal[int] = Field(default=1_000, description="files beyond that which have waited for long")
+    held_max: Internal[int] = Field(default=1_000, description="files that have waited for long, beyond these")
     retry_s: Internal[float] = Field(default=1.0, description="pause before a step is tried again")
     staged_age_s: Internal[float] = Field(
         default=86_400.0, description="age at which a file that no load has named is removed at a node"

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +198,29 @@ def test_files_that_another_group_has_loaded_take_no_room(group: FakeGroup, file
     uploads.note_taken(loaded, 2_000_000)  # type: ignore[arg-type]
     take(uploads, request_of(file), file.data)
     assert uploads.staged_bytes == len(file.data)
+
+
+def test_files_that_wait_in_one_group_keep_out_none_of_another(
+    group: FakeGroup, file: SealedFile, tmp_path: Path
+) -> None:
+    """The leader of a group has no space, and its files gather here: another group takes files all the same."""
+    stuck = FakeGroup(tmp_path / "stuck")
+    stuck.key, stuck.birth_key = "n2", GroupKey("n2", 1)
+    groups: Any = {"topic": group, "stuck": stuck}
+    uploads = Uploads("n1", groups, SyncSettings(upload_mb_max=2))
+    fields = {name: getattr(request_of(file), name) for name in UploadRequest.__slots__}
+    waiting = {"group": stuck.birth_key, "content_digest": "a" * 32, "segment_bytes": 900_000}
+    with ExitStack() as opened:
+
+        def begin(**named: Any) -> None:
+            upload = uploads.begin(UploadRequest(**fields | named))
+            assert upload is not None
+            opened.callback(upload.abort)
+
+        begin(**waiting)
+        with pytest.raises(UploadsFull):
+            begin(**waiting | {"content_digest": "b" * 32})
+        begin(segment_bytes=900_000)
 
 
 def test_a_file_above_the_limit_is_taken_alone(group: FakeGroup, file: SealedFile) -> None:
