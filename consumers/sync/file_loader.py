@@ -110,6 +110,10 @@ class FileLoader:
         finally:
             self.waiting.pop(key, None)
 
+    def group_of(self, body: SyncFile) -> str:
+        """The group for which a file waits."""
+        return self._members.group_of(body)
+
     def _decide(self, job: FileJob, key: tuple[str, int]) -> Attempts:
         checked: CheckedFile | None = None
         hold_at_s: float | None = None

@@ -18,7 +18,7 @@ from headrace.consumers.sync.member_routes import (
     encode_loads,
 )
 from headrace.consumers.sync.staging_links import StagingLinks
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, SlotRouting
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role
@@ -68,8 +68,7 @@ class GroupMembers:
         """
         routing, watch = self._cluster.routing, self._cluster.watch
         table = (routing.look(LOOK_TIMEOUT_S) if look else routing.route).table
-        slot = slot_of(body.database, body.bucket, body.slice_number, table.slots)
-        header = table.headers[table.slot_headers[slot]]
+        header = _header(table, body)
         watch.start()
         members = table.group(header)
         statuses = [each for each in watch.statuses.online() if each.group == header and each.http]
@@ -77,6 +76,10 @@ class GroupMembers:
         leader = next((each.node for each in statuses if each.role is Role.LEADER), "")
         online = sorted(((each.node, each.http) for each in statuses), key=lambda each: (each[0] != leader, each[0]))
         return Holder(GroupKey(header, table.birth(header)), members, tuple(online), leader)
+
+    def group_of(self, body: SyncFile) -> str:
+        """The name of the group that holds the slot of a file, as far as it is known."""
+        return _header(self._cluster.routing.route.table, body)
 
     def stage(self, url: str, holder: Holder, body: SyncFile, path: Path) -> None:
         """Bring a file to a member; on return it has it durably. Raises MemberRefused."""
@@ -117,6 +120,10 @@ class GroupMembers:
         if len(found) != len(requests):
             raise MemberRefused(f"{url} answered {len(found)} of {len(requests)} files")
         return found
+
+
+def _header(table: SlotRouting, body: SyncFile) -> str:
+    return table.headers[table.slot_headers[slot_of(body.database, body.bucket, body.slice_number, table.slots)]]
 
 
 class _Joined:

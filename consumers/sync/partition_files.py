@@ -146,11 +146,6 @@ class PartitionFiles:
                 file.heard_s, file.silence_s = now_s, min(SILENCE_S_MAX, file.silence_s * SILENCE_GROWTH)
                 yield file
 
-    def restart(self, file: OpenFile) -> None:
-        """What was received of a file is lost: it begins with its first chunk again."""
-        if self.files.get(file.key) is file:
-            file.state, file.next_chunk, file.chunks_from = FileState.EXPECTED, 0, None
-
     def undo(self, file: OpenFile, state: FileState, chunks_from: int | None) -> None:
         """The newest chunk could not be written: it will be read again."""
         file.state, file.next_chunk, file.chunks_from = state, file.next_chunk - 1, chunks_from

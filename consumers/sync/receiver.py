@@ -24,6 +24,7 @@ from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, 
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
 from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.receiver_metrics import ReceiverFigures
+from headrace.consumers.sync.receiver_room import TooManyWait, is_full, loading, may_return, staged_bytes, surplus
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.consumers.sync.shares import Share
 from headrace.consumers.sync.view_database import ViewUnwritable
@@ -94,8 +95,8 @@ class Receiver:
         return {
             "partitions": float(len(shares)),
             "files_open": float(sum(len(share.files.files) for share in shares)),
-            "files_loading": float(self._loading),
-            "staging_bytes": float(self._staged_bytes),
+            "files_loading": float(loading(shares)),
+            "staging_bytes": float(staged_bytes(shares)),
             "disk_fault": float(bool(self._disk.fault)),
         }
 
@@ -145,8 +146,10 @@ class Receiver:
         """One step: what has arrived, what was decided, what is due."""
         self._consumer = consumer
         self._disk.look()
+        for share, given_up in surplus(self._shares.values(), self._settings, self._loader.group_of):
+            share.give_up(given_up)
         # While no chunk may come, what was decided is waited for: it is what makes room.
-        waits = self._is_full
+        waits = is_full(self._shares.values(), self._settings)
         if waits:
             self._decisions.wait(POLL_S)
         polled, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
@@ -218,6 +221,8 @@ class Receiver:
         if decided >= manifest.number:
             # Its verdict is there, or that of deletes which make it void.
             return
+        if isinstance(body, SyncFile) and not self._may_come(share, manifest, body):
+            return
         decision = share.files.take_manifest(record.offset, manifest, now_s)
         behind = tuple(share.jobs[older.key] for older in decision.superseded if older.key in share.jobs)
         for older in decision.superseded:
@@ -229,6 +234,15 @@ class Receiver:
             self._answer(share, file, why)
         elif decision.complete:
             self._submit(share, file, behind)
+
+    def _may_come(self, share: Share, manifest: SyncManifest, body: SyncFile) -> bool:
+        """Whether a file was not given up, or has room again; else its sender reads once more that it waits here."""
+        key, every, group_of = (manifest.sender, manifest.number), self._shares.values(), self._loader.group_of
+        if key in share.given_up and not may_return(body, every, self._settings, group_of):
+            self._decisions.tell(verdict_of(manifest, Verdict.RESEND, TooManyWait.now(), body.chunks))
+            return False
+        share.given_up.discard(key)
+        return True
 
     def _look(self) -> None:
         """Read what was decided, once after partitions have come. Raises as `DecidedFiles.refresh`."""
@@ -349,21 +363,6 @@ class Receiver:
 
     # What is due.
 
-    @property
-    def _loading(self) -> int:
-        return sum(len(share.jobs) for share in list(self._shares.values()))
-
-    @property
-    def _staged_bytes(self) -> int:
-        return sum(share.staged_bytes for share in list(self._shares.values()))
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether no chunk is taken before a file is decided."""
-        limit, held = self._settings.staging_mb_max * 1_000_000, sum(each.held for each in self._shares.values())
-        loading = self._loading - min(held, self._settings.held_max)
-        return loading >= self._settings.files_max or (self._loading > 0 and self._staged_bytes >= limit)
-
     def _ask_again(self, now_s: float) -> None:
         """Ask for chunks that do not come, where everything that is there was read."""
         for share in self._shares.values() if not self._paused else ():
@@ -374,7 +373,7 @@ class Receiver:
     def _pause(self, consumer: GroupConsumer, now_s: float) -> None:
         """Read chunks while there is room, and those that wait for something once it is there."""
         # Only what is being loaded frees room by itself. Files in the middle of which nobody reads on never would.
-        if self._is_full:
+        if is_full(self._shares.values(), self._settings):
             wanted = {share.chunk for share in self._shares.values()}
         else:
             wanted = {each for each in self._held if self._disk.fault or self._waits(each, now_s)}

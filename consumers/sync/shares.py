@@ -17,6 +17,7 @@ class Share:
 
     `positions`: how far each was read; `ends`: which were read to their end. Chunks below `sure_below` whose manifest is
     not open have none; `awaited_manifests` is how far the manifests must be read before more are known to have none.
+    `given_up`: see `give_up`.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Share:
     awaited_manifests: int | None = None
     checked_end: int = 0
     committed: dict[Partition, int] = field(default_factory=dict)
+    given_up: set[FileKey] = field(default_factory=set)
 
     @property
     def staged_bytes(self) -> int:
@@ -84,6 +86,14 @@ class Share:
         incoming = self.incoming.pop(file.key, None)
         if incoming is not None:
             incoming.discard()
+
+    def give_up(self, file: OpenFile) -> None:
+        """Forget a whole file that waits, without a verdict. Its sender announces it again within the hour."""
+        # What was asked of a member for it may end later, as what another receiver has asked before it was replaced.
+        self.files.decide(file.key)
+        self.files.release(file)
+        self.forget(file)
+        self.given_up.add(file.key)
 
     def drop(self) -> None:
         """Everything goes."""

@@ -171,6 +171,10 @@ class SimLoader:
         self._owners = OwnersInMemory()
         self._owners_read = 0
 
+    def group_of(self, _body: SyncFile) -> str:
+        """See FileLoader."""
+        return "centre"
+
     def decide(self, job: FileJob) -> Steps:
         """See FileLoader."""
         for earlier in job.behind:

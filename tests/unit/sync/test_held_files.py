@@ -180,7 +180,7 @@ def test_a_file_of_which_nothing_is_read_is_closed(monkeypatch: pytest.MonkeyPat
 
 
 def test_files_that_are_held_leave_a_receiver_its_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two whole files may wait there, and one more for long: the fourth is accepted, and so are all behind it."""
+    """Two whole files may wait there, and three that have waited for long: all behind these are accepted."""
     free, decide = threading.Event(), scene.loader.decide
 
     def waits(job: FileJob) -> Attempts:
@@ -191,16 +191,54 @@ def test_files_that_are_held_leave_a_receiver_its_room(scene: Scene, monkeypatch
 
     monkeypatch.setattr(scene.loader, "decide", waits)
     monkeypatch.setattr(decisions, "HELD_RETRIES", 1)
-    scene.receiver._settings = SyncSettings(files_max=2, held_max=2, retry_s=0.0)
+    scene.receiver._settings = SyncSettings(files_max=2, held_max=3, retry_s=0.0)
     for number in range(1, 7):
         file = sealed_file({"p1": [(number, 1.0)]}, version=number, chunk_bytes=256)
         scene.manifest(file.body, number)
         scene.chunks(file, number)
     scene.turn_until(lambda: {4, 5, 6} == {each.number for each in scene.verdicts}, "the other files are accepted")
-    scene.receiver._settings = SyncSettings(files_max=2, held_max=1, retry_s=0.0)
-    assert scene.receiver._is_full
     free.set()
     scene.turn_until(lambda: [Verdict.ACCEPTED] * 6 == scene.states(), "all files are accepted")
+
+
+def test_files_that_are_held_beyond_a_number_are_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three files that wait for one group a receiver keeps the first. The others are not asked for again before it is
+    decided, and are accepted then. The files behind them wait for nothing."""
+    free, decide = threading.Event(), scene.loader.decide
+    files = [sealed_file({"p1": [(number, 1.0)]}, version=number, chunk_bytes=256) for number in range(1, 7)]
+
+    def waits(job: FileJob) -> Attempts:
+        while job.manifest.number <= 3 and not (free.is_set() or job.ended.is_set()):
+            job.held.set()
+            yield None
+        return (yield from decide(job))
+
+    def announce(*numbers: int) -> None:
+        for number in numbers:
+            scene.manifest(files[number - 1].body, number)
+
+    monkeypatch.setattr(scene.loader, "decide", waits)
+    monkeypatch.setattr(decisions, "HELD_RETRIES", 1)
+    scene.receiver._settings = SyncSettings(files_max=1, held_max=1, retry_s=0.0)
+    scene.receiver._shares[0].files.resend_s = 0.0
+    for number in range(1, 7):
+        announce(number)
+        scene.chunks(files[number - 1], number)
+    scene.turn_until(lambda: {4, 5, 6} == {each.number for each in scene.verdicts}, "the other files are accepted")
+    assert [(SENDER, 1)] == list(scene.receiver._shares[0].files.files)
+    scene.verdicts.clear()
+    announce(2, 3)
+    scene.turn_until(lambda: {2, 3} == {each.number for each in scene.verdicts}, "the sender reads that they wait")
+    assert {("TooManyWait", files[0].body.chunks)} == {(each.kind, each.chunk) for each in scene.verdicts}
+    free.set()
+    scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the first file is accepted")
+    scene.verdicts.clear()
+    announce(2, 3)
+    scene.turn_until(lambda: {2, 3} == {each.number for each in scene.verdicts}, "their chunks are asked for")
+    assert {(Verdict.RESEND, 0)} == {(each.state, each.chunk) for each in scene.verdicts}
+    for number in (2, 3):
+        scene.chunks(files[number - 1], number)
+    scene.turn_until(lambda: 2 == scene.states().count(Verdict.ACCEPTED), "they are accepted")
 
 
 def test_a_sender_reads_that_its_file_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ class Loader:
     def __init__(self) -> None:
         self.loaded: list[bytes] = []
         self.waiting: dict[tuple[str, int], str] = {}
+        self.group_of: Callable[[SyncFile], str] = lambda _body: "g"
 
     def decide(self, job: FileJob) -> Attempts:
         """See FileLoader."""
@@ -334,7 +335,7 @@ def test_what_is_decided_frees_a_disk_that_is_full_of_it(scene: Scene, monkeypat
     number, may_decide, decide = scene.receiver._decided.number, threading.Event(), scene.loader.decide
 
     def used() -> bool:
-        return scene.receiver._staged_bytes > 0
+        return scene.receiver.gauges()["staging_bytes"] > 0
 
     def asked(sender: str, file: str) -> int:
         if used():
