@@ -26,7 +26,7 @@ from headrace.consumers.sync.receiver_disk import ReceiverDisk
 from headrace.consumers.sync.receiver_metrics import ReceiverFigures
 from headrace.consumers.sync.receiver_room import TooManyWait, is_full, loading, may_return, staged_bytes, surplus
 from headrace.consumers.sync.settings import SyncSettings
-from headrace.consumers.sync.shares import Share
+from headrace.consumers.sync.shares import Share, note_assigned
 from headrace.consumers.sync.view_database import ViewUnwritable
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FORMAT, FrameInvalid
@@ -109,7 +109,7 @@ class Receiver:
             self._shares.setdefault(number, Share(number, manifest, chunk, PartitionFiles(self._settings.resend_s)))
         # Another receiver may have decided files in them a moment ago.
         self._looks_due = True
-        _log.info("partitions assigned", numbers=sorted({number for _, number in partitions}))
+        note_assigned(partitions)
 
     def revoked(self, partitions: list[Partition]) -> None:
         """Partitions go, and what is here of them; called inside `poll`."""

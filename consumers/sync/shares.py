@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import structlog
 
 from headrace.connectors.log.kafka_group import Partition
 from headrace.consumers.sync.file_loader import FileJob
 from headrace.consumers.sync.incoming import IncomingFile
 from headrace.consumers.sync.partition_files import FileKey, OpenFile, PartitionFiles
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -110,6 +116,18 @@ class Share:
                     found[partition] = offset
         self.committed |= found
         return found
+
+
+def note_assigned(partitions: Iterable[Partition]) -> None:
+    """Log the numbers of partitions that have come, and those of which one of the two is at another receiver."""
+    counts = Counter(number for _, number in partitions)
+    _log.info("partitions assigned", numbers=sorted(counts))
+    if alone := sorted(number for number, count in counts.items() if count == 1):
+        _log.error(
+            "the topics of manifests and chunks have different numbers of partitions: files of some wait",
+            numbers=alone,
+            action="give both the larger number with kafka-topics --alter",
+        )
 
 
 def _nothing() -> None:

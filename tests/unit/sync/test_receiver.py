@@ -68,7 +68,7 @@ class Consumer:
         """The next records of all that is not paused, chunks first."""
         del timeout_s
         found: list[PartitionEvent] = []
-        for partition in (CHUNK, MANIFEST):
+        for partition in sorted(self.logs):
             if partition in self.paused or (partition == MANIFEST and self.slow_manifests):
                 continue
             start, log = self.positions[partition], self.logs[partition]
