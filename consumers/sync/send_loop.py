@@ -83,6 +83,7 @@ class SendLoop:
         self._rate = SendRate()
         self._confirmed_bytes = 0
         self._show_at_s = 0.0
+        self._shown: tuple[Sender, StateDirectory] | None = None
         self._failing_since_s: float | None = None
         self._pause_s = PAUSE_FIRST_S
         self.rejections: list[str] = []
@@ -144,6 +145,7 @@ class SendLoop:
             once=options.once,
             on_step=self._on_step,
         )
+        self._shown = sender, state
         self._patiently(sender.start, forever=True)
         end = self._patiently(link.verdict_end)
         while link.verdicts_read < end:
@@ -189,6 +191,7 @@ class SendLoop:
             try:
                 result = call()
             except HeadraceError as error:
+                self._show_error(str(error))
                 if not _passes(error):
                     raise
                 now_s = time.monotonic()
@@ -201,6 +204,8 @@ class SendLoop:
                 self._sleep(self._pause_s)
                 self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
             else:
+                if self._failing_since_s is not None:
+                    self._show_error("")
                 self._failing_since_s, self._pause_s = None, PAUSE_FIRST_S
                 return result
 
@@ -224,6 +229,13 @@ class SendLoop:
             done = self._total_bytes - sender.round.bytes_left()
             self._watcher.progress(done, self._total_bytes)
         state.show(sender_document(sender.who.sender, sender.who.name, sender.state, rate, sender.last_error))
+
+    def _show_error(self, text: str) -> None:
+        """Show what a sender waits for, or has ended by, "" once it has passed: few people read the log of a service."""
+        if self._shown is not None:
+            sender, state = self._shown
+            sender.last_error = text
+            self._show(sender, state, force=True)
 
     def _report(self, sender: Sender) -> None:
         found = sender.figures()

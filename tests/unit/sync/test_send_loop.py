@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.connectors.http import NodeRefused
 from headrace.consumers.sync import send_loop
 from headrace.consumers.sync.send_loop import SendLoop, SendOptions
+from headrace.consumers.sync.send_round import RoundCounts
 from headrace.consumers.sync.send_settings import SendSettings
+from headrace.consumers.sync.sender import SenderName
+from headrace.consumers.sync.sender_state import SenderState
 
 FAILED = NodeRefused(
     "http://node: the node failed to answer",
@@ -117,3 +123,18 @@ def test_what_is_refused_for_good_ends_a_sender(tmp_path: Path, watcher: Watcher
     with pytest.raises(NodeRefused, match="another sender"):
         loop_of(tmp_path, watcher, once=False)._patiently(Edge(TAKEN, 3).call)
     assert [] == watcher.lines
+
+
+@pytest.mark.parametrize(("error", "ends"), [(TAKEN, True), (FAILED, False)])
+def test_the_status_of_a_sender_has_what_it_waits_for_or_has_ended_by(
+    tmp_path: Path, watcher: Watcher, error: NodeRefused, ends: bool
+) -> None:
+    """A service that ends at each start, as that of a copied disk, would look as if all were sent."""
+    loop, shown = loop_of(tmp_path, watcher, once=False), list[dict[str, Any]]()
+    who, state = SenderName("u", "s", "site7"), SenderState({})
+    sender: Any = SimpleNamespace(who=who, state=state, counts=RoundCounts(), round=None, last_error="")
+    directory: Any = SimpleNamespace(show=shown.append)
+    loop._shown = sender, directory
+    with pytest.raises(NodeRefused) if ends else nullcontext():
+        loop._patiently(Edge(error, 1).call)
+    assert [str(error), *([] if ends else [""])] == [each["last_error"] for each in shown]
