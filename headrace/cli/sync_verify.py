@@ -98,8 +98,9 @@ def _show(output: Output, found: SyncComparison) -> None:
         )
     elif different:
         output.line(
-            f"{different} of {len(found.days)} days differ, and nothing waits: the centre rejected files "
-            "(headrace sync status names them), or rows were written or deleted at the centre itself"
+            f"{different} of {counted(len(found.days), 'day')} {'differs' if different == 1 else 'differ'}, and nothing "
+            "waits: the centre rejected files (headrace sync status names them), devices were handed to another sender, "
+            "rows were written or deleted at the centre itself, or the edge was restored from a backup"
         )
     else:
         output.line(f"equal: {counted(len(found.days), 'day')} of tables compared, and nothing waits")
