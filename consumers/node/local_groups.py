@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from headrace.connectors.ends import end_all
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -276,10 +278,9 @@ class LocalGroups:
         return sorted(key for each in found if each and (key := GroupKey(*each)) not in wanted)
 
     def close(self) -> None:
-        """Stop the groups and close their stores and the journal."""
-        for group in self._open_groups[::-1]:
-            self.discard(group)
-        self._opened.close()
+        """Stop the groups and close their stores and the journal, whatever fails. Raises the first error."""
+        groups = [partial(self.discard, group) for group in self._open_groups[::-1]]
+        end_all([*groups, self._opened.close])
 
     def _recover(self, topic: str, group: Group, on_progress: Callable[[str], None]) -> Cursor:
         """Apply a group's journal beyond its store; the cursor behind its newest record."""

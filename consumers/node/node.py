@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK
+from headrace.connectors.ends import end_all
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
@@ -262,38 +264,38 @@ class Node:
     # Shut-down, top down.
 
     def stop(self) -> None:
-        """Stop every thread and release the directory, also after a failed start; the next one applies the journal."""
+        """Stop every thread and release the directory, also after a failed start; the next one applies the journal.
+
+        Every part is stopped, also behind one that fails. Raises the first error.
+        """
         self._stopping.set()
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
         if self._server is not None:
-            self._server.stop()
+            yield self._server.stop
         elif self._reserved is not None:
-            self._reserved.close()
-        self.flight.stop()
+            yield self._reserved.close
+        yield self.flight.stop
         if self.started:
-            for waiting in (self.placement, self.divergence_monitor, self.log_monitor, self.metadata):
-                waiting.request_stop()
-            self.placement.stop()
+            waiting = (self.placement, self.divergence_monitor, self.log_monitor, self.metadata)
+            yield from (each.request_stop for each in waiting)
+            yield self.placement.stop
             # While the log is still followed: a quorum needs the status of this node.
-            for answering in (self.writes, self.engine, self.source):
-                answering.close()
+            yield from (answering.close for answering in (self.writes, self.engine, self.source))
             # Without Kafka each of these waits for it, and they do it at the same time.
-            self.leader_tasks.request_stop()
-            self.log_consumer.stop(0.0)
+            yield self.leader_tasks.request_stop
+            yield partial(self.log_consumer.stop, 0.0)
             if self.heartbeat.fenced:
-                self.heartbeat.stop(0.0)
-            for part in (self.scrubber, self.migration, self.divergence_monitor, self.supervisor):
-                part.stop()
+                yield partial(self.heartbeat.stop, 0.0)
+            yield from (each.stop for each in (self.scrubber, self.migration, self.divergence_monitor, self.supervisor))
             # The heartbeat outlives the groups: others see the last durable offsets, which may complete a quorum.
-            for following in (self.leader_tasks, self.metadata, self.log_consumer):
-                following.stop()
-            for group in self.groups.values():
-                group.request_stop()
-            for group in self.groups.values():
-                group.stop()
-            for last in (self.heartbeat, self._snapshot_expiry, self.log_monitor):
-                last.stop()
-        self._opened.close()
-        self.log.close()
+            yield from (following.stop for following in (self.leader_tasks, self.metadata, self.log_consumer))
+            yield from [group.request_stop for group in self.groups.values()]
+            yield from [group.stop for group in self.groups.values()]
+            yield from (last.stop for last in (self.heartbeat, self._snapshot_expiry, self.log_monitor))
+        yield self._opened.close
+        yield self.log.close
 
     # What the membership log decides, see PlacementTask.
 

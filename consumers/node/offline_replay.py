@@ -14,9 +14,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.ends import ended_by
 from headrace.connectors.files import (
     LOCK_NAME,
     DirectoryLock,
@@ -46,7 +45,6 @@ LISTEN_S = 1.5
 PARTIAL_SUFFIX = ".replay"
 REPLACED_SUFFIX = ".replaced"
 LOOK_S = 0.2
-_log = structlog.get_logger(__name__)
 
 
 class NodeRunning(HeadraceError):
@@ -206,7 +204,7 @@ def replayed_node(
 ) -> Iterator[tuple[Node, int]]:
     """(a node that has applied its logs to their ends, files that came from other members); stopped at the end."""
     node = Node(settings, log, selection)
-    with _stopped_at_end(node):
+    with ended_by(node.stop):
         node.start(lambda _line: None, observer=True)
         files = ReplayFiles(node.name, node.log, node.topics, node.groups, node.metadata.state, node.limits)
         with closing(files):
@@ -216,20 +214,6 @@ def replayed_node(
             for group in list(node.groups.values()):
                 _drain(node, group)
             yield node, files.fetched
-
-
-@contextmanager
-def _stopped_at_end(node: Node) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        # What ends a replay, such as a full disk, often fails the end of its node too: the first error is the cause.
-        try:
-            node.stop()
-        except Exception as error:
-            _log.info("node not stopped in order", error=repr(error))
-        raise
-    node.stop()
 
 
 def _drain(node: Node, group: Group) -> None:

@@ -17,6 +17,7 @@ import typer
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, DataDirectoryOption, JsonOption, NodeIdOption
 from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.connectors.ends import ended_by
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
 from headrace.terminal.disk_start import disk_start
@@ -104,19 +105,25 @@ def _run_until_stopped(running: Node, output: Output) -> None:
     starting, stopping = _Starting(), SignalEvent()
     _on_signals(starting, stopping)
     running.on_exile = stopping.set
-    try:
-        with disk_start():
-            running.start(output.note)
-            running.serve()
+
+    def stop() -> None:
         starting.ended = True
-        be_patient()
-        more = f", Arrow Flight on {running.flight.url}" if running.flight.url else ""
-        output.note(f"node {running.name} serves on {running.http_address}{more}")
-        # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
-        while not stopping.wait(GIVE_BACK_INTERVAL_S):
-            give_back()
-        if running.exile is not None:
-            raise running.exile
+        running.stop()
+
+    try:
+        with ended_by(stop):
+            with disk_start():
+                running.start(output.note)
+                running.serve()
+            starting.ended = True
+            be_patient()
+            more = f", Arrow Flight on {running.flight.url}" if running.flight.url else ""
+            output.note(f"node {running.name} serves on {running.http_address}{more}")
+            # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
+            while not stopping.wait(GIVE_BACK_INTERVAL_S):
+                give_back()
+            if running.exile is not None:
+                raise running.exile
     except NodeExiled as exile:
         # No failure: a supervisor must not start it again and again.
         output.note(str(exile))
@@ -124,9 +131,6 @@ def _run_until_stopped(running: Node, output: Output) -> None:
         output.note(f"node {running.name} was stopped before it served")
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt from None
-    finally:
-        starting.ended = True
-        running.stop()
 
 
 def _choose_line_parser(loaded: Settings) -> None:
