@@ -219,6 +219,10 @@ def environment_name(name: str) -> str:
     return f"{PREFIX}{section}__{key}".upper()
 
 
+def _bare(variable: str) -> str:
+    return variable.upper().replace("_", "")
+
+
 @cache
 def _known() -> dict[str, FieldInfo]:
     """Every setting but librdkafka's, by name."""
@@ -264,8 +268,14 @@ def _of_flags(flags: Mapping[str, object]) -> Iterator[Reading]:
 
 def _of_environment(environment: Mapping[str, str]) -> Iterator[Reading]:
     """In a librdkafka name `_` is a dot and `__` an underscore."""
+    meant = {_bare(environment_name(name)): name for name in _known()}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX):
+            # One underscore too few would leave the setting as it is, and nothing would show that.
+            if variable.upper().startswith("HEADRACE_") and (name := meant.get(_bare(variable))) is not None:
+                raise SettingsInvalid(
+                    f"the variable {variable} is no setting", action=f"did you mean {environment_name(name)}?"
+                )
             continue
         # Lower case: the names of variables are upper case by custom, those of settings and of librdkafka
         # never are.

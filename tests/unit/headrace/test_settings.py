@@ -208,6 +208,15 @@ def test_unknown_names_are_errors_that_name_near_ones(
         load(tmp_path, toml, flags, **environment)
 
 
+@pytest.mark.parametrize("variable", ["HEADRACE_NODE_HTTP", "HEADRACE_NODE__HTTP", "headrace_node_http"])
+def test_a_variable_with_too_few_underscores_is_refused(tmp_path: Path, variable: str) -> None:
+    """It would change nothing, and nobody would notice. Other variables that begin like one of ours are none."""
+    with pytest.raises(SettingsInvalid, match=f"{variable} is no setting") as refused:
+        load(tmp_path, "", None, **{variable: "0.0.0.0:80"})
+    assert "did you mean HEADRACE__NODE__HTTP?" == refused.value.action
+    load(tmp_path, HEADRACE_JAVA_OPTIONS="-Xmx1g", HEADRACE_NODE_SERVICE_HOST="10.0.0.1", HEADRACE_NODE_PORT="80")
+
+
 @pytest.mark.parametrize(
     ("toml", "environment", "expected"),
     [
