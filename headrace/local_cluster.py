@@ -23,7 +23,7 @@ from headrace.connectors.held_signals import signals_held
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
 from headrace.connectors.kafka.broker_errors import BrokerLost
 from headrace.node_log import has_left, log_tail, lost_address, reports_removal, start_line
-from headrace.node_probe import first_reason, is_joining, probe
+from headrace.node_probe import first_reason, is_joining, is_leaving, probe
 from headrace.node_process import NodeProcess, ask_to_end, free_address, is_stopped, send_signal
 from headrace.schemas.errors import HeadraceError
 
@@ -83,8 +83,8 @@ class LocalCluster:
         self.broker = EmbeddedBroker(self.directory / "broker")
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
-        self.joining: set[str] = set()
-        """The nodes that wait to be added to the cluster, as `wait_ready` found them."""
+        # As `wait_ready` found them: nodes that wait to be added, and those that were removed and have not ended yet.
+        self.joining, self.leaving = set[str](), set[str]()
         self._started: Sequence[str] = ()
         self._restarted: Sequence[str] = ()
         self._children: dict[int, Child] = {}
@@ -258,10 +258,10 @@ class LocalCluster:
     ) -> None:
         """Wait until nodes serve all their groups. Raises NodeDied, NotReady.
 
-        Those that were removed, or that wait to be added, are not waited for.
+        Those that were removed, or that wait to be added, are not waited for. Those that were restarted come first.
         """
         deadline = Deadline(timeout_s)
-        for node in self.file.nodes:
+        for node in sorted(self.file.nodes, key=lambda node: node.name not in self._restarted):
             if not node.removed and (names is None or node.name in names):
                 self._wait_ready(node, deadline, on_progress)
 
@@ -280,8 +280,8 @@ class LocalCluster:
             if ready:
                 self.joining.discard(node.name)
                 return
-            if is_joining(reasons):
-                self.joining.add(node.name)
+            if is_joining(reasons) or is_leaving(reasons):
+                (self.joining if is_joining(reasons) else self.leaving).add(node.name)
                 return
             if note_due.passed():
                 on_progress(

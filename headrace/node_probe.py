@@ -9,6 +9,8 @@ from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
 
 JOINING = "joining: "
 """The reason of a node that is not in the slot table begins so; see `consumers/membership/placement.py`."""
+LEAVING = "leaving: "
+"""The same of a node that was removed, and hands over what is left."""
 
 
 def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
@@ -23,12 +25,21 @@ def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
 
 def first_reason(answer: Any) -> str:
     """The first reason of a health answer, which is JSON where a node gave it."""
+    return (_reasons(answer) or [str(answer)])[0]
+
+
+def _reasons(answer: Any) -> list[str]:
     try:
-        return str(json.loads(answer)["reasons"][0])
-    except (ValueError, KeyError, IndexError, TypeError):
-        return str(answer)
+        return [str(each) for each in json.loads(answer)["reasons"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def is_joining(answer: Any) -> bool:
     """Whether a node is outside the slot table, by its health answer: it is not ready until somebody adds it."""
     return first_reason(answer).startswith(JOINING)
+
+
+def is_leaving(answer: Any) -> bool:
+    """Whether a node was removed and will end, by its health answer: it is never ready again."""
+    return any(each.startswith(LEAVING) for each in _reasons(answer))

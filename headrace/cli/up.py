@@ -84,6 +84,7 @@ def _start(output: Output, local: LocalCluster, directory: Path, restarted: Sequ
         "dir": str(directory),
         "started": started,
         "joining": sorted(local.joining),
+        "leaving": sorted(local.leaving),
         "settings_file": None if settings_file is None else str(settings_file),
     }
     bare = settings_file is not None and settings_file.parent.resolve() == Path.cwd()
@@ -175,6 +176,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
             return "removed"
         if name in local.joining:
             return "waits to join"
+        if name in local.leaving:
+            return "leaving"
         return "started" if name in started else "was running"
 
     kafka = (KAFKA, local.bootstrap, "", local.broker_pid, state(KAFKA))
@@ -186,7 +189,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
         )
         for node in local.file.nodes
     ]
-    members = [node for node in local.file.nodes if not node.removed and node.name not in local.joining]
+    others = local.joining | local.leaving
+    members = [node for node in local.file.nodes if not node.removed and node.name not in others]
     copies = "" if local.replication == len(members) else f", each row on {local.replication} of {len(members)} nodes"
     output.line(f"cluster {local.cluster} in {directory}{copies}")
     output.table(("name", "address", "Arrow Flight", "pid", "state"), [kafka, *nodes])

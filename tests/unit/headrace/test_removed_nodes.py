@@ -12,8 +12,11 @@ import pytest
 
 from headrace import local_cluster
 from headrace.cluster_file import read_cluster_file
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.placement import leaving_reason
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.exile import NodeExiled
-from headrace.local_cluster import LocalCluster, NodeDied
+from headrace.local_cluster import LocalCluster, NodeDied, NotReady
 from headrace.node_log import reports_removal
 from headrace.node_probe import JOINING
 from tests.unit.headrace.test_node_ports import Process
@@ -99,6 +102,30 @@ def test_a_removed_node_may_end_while_it_is_waited_for(cluster: Cluster) -> None
     assert (0, True) == (cluster.node("n3").pid, cluster.node("n3").removed)
     with pytest.raises(NodeDied):
         cluster.wait_ready(["n2"])
+
+
+def test_a_removed_node_that_has_not_ended_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hands over what is left, and ends: it is never ready again. Other reasons are waited out."""
+    state = MembershipState(table=SlotTable.create(("n1", "n2"), 2, 60), removed=("n3",))
+    reasons = ["group n2: no role yet", leaving_reason(state, "n3")]
+    shutil.rmtree(cluster.data_directory("n3"))
+    assert ["n3"] == cluster.start()
+    cluster.joining.clear()
+    monkeypatch.setattr(local_cluster, "probe", lambda _url: (False, json.dumps({"reasons": reasons})))
+    cluster.wait_ready(["n3"], timeout_s=60.0)
+    assert {"n3"} == cluster.leaving
+    reasons.pop()
+    with pytest.raises(NotReady, match="no role yet"):
+        cluster.wait_ready(["n3"], timeout_s=0.2)
+
+
+def test_what_keeps_a_restarted_node_is_shown_first(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost log keeps all members, and the one that was asked for may be the one that others wait for."""
+    monkeypatch.setattr(local_cluster, "probe", lambda _url: (False, "its log is lost"))
+    cluster.ended("n2")
+    monkeypatch.setattr(LocalCluster.wait_ready, "__defaults__", (None, 0.2, lambda _line: None))
+    with pytest.raises(NotReady, match="node n2 is not ready"):
+        cluster.start(restarted=["n2"])
 
 
 @pytest.mark.parametrize(
