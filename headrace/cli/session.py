@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.schemas.errors import HeadraceError
@@ -131,13 +131,26 @@ def require_cluster(settings: Settings, *, action: str = "") -> None:
         raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundNode:
+    """The node that a command asks. Where none is ready, `unready` has the first reason of each other, by address."""
+
+    url: str
+    unready: Mapping[str, str] = field(default_factory=dict)
+
+
 def node_url(node: str | None, cluster: ClusterOptions, *, unready: bool = False) -> str:
     """The address of the node that flags, environment and file name; else see `node_of`. Raises UsageInvalid too."""
+    return found_node(node, cluster, unready=unready).url
+
+
+def found_node(node: str | None, cluster: ClusterOptions, *, unready: bool = False) -> FoundNode:
+    """The same, with what keeps others from being ready."""
     from headrace.settings import load_settings
 
     if node is not None and cluster.kafka:
         raise UsageInvalid("--node and -X contradict each other", action="give --node alone: a node needs no Kafka")
-    return node_of(load_settings({"node.url": node, **cluster.flags()}), unready=unready)
+    return _found(load_settings({"node.url": node, **cluster.flags()}), unready=unready)
 
 
 def node_of(settings: Settings, *, unready: bool = False) -> str:
@@ -145,8 +158,12 @@ def node_of(settings: Settings, *, unready: bool = False) -> str:
 
     With `unready` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
     """
+    return _found(settings, unready=unready).url
+
+
+def _found(settings: Settings, *, unready: bool) -> FoundNode:
     if settings.node.url:
-        return settings.node.url
+        return FoundNode(settings.node.url)
     # Here and not above: with the address of a node a command would spend half of its time on these.
     from headrace.connectors.log.port import LogUnavailable, TopicMissing
     from headrace.consumers.membership.bootstrap import no_cluster
@@ -171,21 +188,22 @@ def ready_node(cluster: ClusterOptions) -> str:
 
     named = load_settings(cluster.flags())
     require_cluster(named)
-    return _ready_node(named, unready=False)
+    return _ready_node(named, unready=False).url
 
 
-def _ready_node(settings: Settings, *, unready: bool) -> str:
-    """The address of a node that reports itself ready, found through the cluster's status topic; see `node_of`."""
+def _ready_node(settings: Settings, *, unready: bool) -> FoundNode:
+    """A node that reports itself ready, found through the cluster's status topic; see `node_of`."""
     from headrace.connectors.deadline import Deadline
     from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
     from headrace.connectors.log.kafka import KafkaLog
     from headrace.connectors.log.topics import Topics
     from headrace.consumers.replication.heartbeat import StatusReader
+    from headrace.node_probe import first_reason
 
     log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
     try:
         reader = StatusReader(log, Topics(settings.cluster.name).status)
-        deadline, probed, others = Deadline(FIND_NODE_TIMEOUT_S), set[str](), list[str]()
+        deadline, probed, others = Deadline(FIND_NODE_TIMEOUT_S), set[str](), dict[str, str]()
         while not deadline.passed():
             found = {status.http for status in reader.follow(deadline.left_s()) if status.http}
             for address in sorted(found - probed):
@@ -193,15 +211,16 @@ def _ready_node(settings: Settings, *, unready: bool) -> str:
                 with contextlib.suppress(NodeUnreachable):
                     try:
                         call_node(f"{address}/health/ready", timeout_s=PROBE_TIMEOUT_S)
-                    except NodeRefused:
-                        others.append(address)
+                    except NodeRefused as refused:
+                        others[address] = first_reason(refused.body)
                     else:
-                        return address
+                        return FoundNode(address)
             probed |= found
     finally:
         log.close()
     if unready and others:
-        return others[0]
+        first, *more = others
+        return FoundNode(first, {each: others[each] for each in more})
     unread = reader.detector.unread_fault("this client")
     raise NodeUnknown(
         f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found){unread and f'; {unread}'}",

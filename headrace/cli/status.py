@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, JsonOption, NodeUrlOption
-from headrace.cli.session import node_url
+from headrace.cli.session import found_node
 from headrace.terminal.command import EXIT_FAILED, run_command
 from headrace.terminal.output import Output
 from headrace.terminal.sizes import short_bytes
@@ -34,19 +34,22 @@ def status(node: NodeUrlOption = None, *, cluster: ClusterOptions, json_output: 
     with run_command(json_output) as output:
         from headrace.node_client import NodeClient
 
-        # Where none is ready, one of them has the reasons that are looked for.
-        found = NodeClient(node_url(node, cluster, unready=True)).status()
-        output.result(found, lambda: _show(output, found))
+        # Where none is ready, the reasons of each are looked for: one may have lost what all others wait for.
+        asked = found_node(node, cluster, unready=True)
+        found = NodeClient(asked.url).status()
+        output.result(found, lambda: _show(output, found, asked.unready))
         # `until headrace status; do sleep 1; done` waits for a node.
         if not found.get("ready", False):
             raise typer.Exit(EXIT_FAILED)
 
 
-def _show(output: Output, found: Mapping[str, Any]) -> None:
+def _show(output: Output, found: Mapping[str, Any], unready: Mapping[str, str]) -> None:
     ready = "ready" if found.get("ready") else "joining" if found.get("joining") else "not ready"
     output.line(f"{found.get('cluster', '?')} / {found.get('node', '?')}: {ready}")
     for reason in found.get("reasons", ()):
         output.line(f"  {reason}")
+    for address, reason in unready.items():
+        output.line(f"  {address}: not ready: {reason}")
     for warning in found.get("warnings", ()):
         output.line(f"  warning: {warning}")
     if flight := found.get("flight"):

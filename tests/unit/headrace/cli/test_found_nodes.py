@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,8 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def call_node(url: str, **_: object) -> None:
         if url.removesuffix("/health/ready") not in found:
-            raise NodeRefused("it is not ready")
+            reasons = {"reasons": [f"group g: waiting for n1, asked {url.removesuffix('/health/ready')}"]}
+            raise NodeRefused("it is not ready", body=json.dumps(reasons))
 
     def reader(*_: object) -> Any:
         statuses = [SimpleNamespace(http=each) for each in NODES]
@@ -41,14 +43,21 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_status_shows_the_reasons_of_a_node_where_none_is_ready(ready: set[str]) -> None:
-    """A lost log stops a group at all its members: that is when its reason is looked for. A ready node comes first."""
+    """A lost log stops a group at all its members: that is when its reason is looked for. A ready node comes first.
+
+    What keeps each of the others is in the lines behind it: it may be what all wait for.
+    """
     result = CliRunner().invoke(build_app(["status"]), ["status", *OPTIONS])
     assert 1 == result.exit_code
-    assert "plant / http://n1: not ready\n  group g: its log is lost" in result.stdout
+    assert (
+        "plant / http://n1: not ready\n  group g: its log is lost\n"
+        "  http://n2: not ready: group g: waiting for n1, asked http://n2\n"
+    ) in result.stdout
     ready.add("http://n2")
     result = CliRunner().invoke(build_app(["status"]), ["status", *OPTIONS])
     assert 0 == result.exit_code
     assert "plant / http://n2: ready" in result.stdout
+    assert "http://n1" not in result.stdout
 
 
 def test_a_query_without_a_ready_node_names_the_command_that_shows_why(ready: set[str]) -> None:
