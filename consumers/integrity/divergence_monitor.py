@@ -22,6 +22,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_registry import forget_gone
 from headrace.consumers.replication.group_state import LogBase, lost_log_choices
+from headrace.consumers.replication.log_witness import witness_of_cut
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -130,19 +131,8 @@ class DivergenceMonitor:
 
     def _witness(self, topic: str, group: Group, end: int) -> Status | None:
         """A member that has read what a log with this end does not hold, or that reports its log as lost."""
-        base = group.replica.state.base
-        return next(
-            (
-                each
-                for each in self._environment.live(group)
-                if each.topic_id == self._environment.topic_id(topic)
-                and (each.log_lost or each.durable_offset >= end)
-                # Behind an accepted gap: what that member misses is here. It may be unable to follow for long, as
-                # with a full disk, and would keep all others from serving.
-                and (base == LogBase() or each.version > base.version)
-            ),
-            None,
-        )
+        environment = self._environment
+        return witness_of_cut(environment.live(group), environment.topic_id(topic), group.replica.state.base, end)
 
     def _samples_of(self, topic: str, group: Group) -> ChainSamples:
         """The samples since this group's store took its place, or since its log continues behind a gap."""

@@ -134,7 +134,7 @@ class LogMonitor:
         self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
-        asked, restarts = self._positions.data_age.ask(topic), self._positions.restarts(topic)
+        asked, end_asked = self._positions.data_age.ask(topic), self._positions.ask(topic)
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -149,7 +149,7 @@ class LogMonitor:
             self._absence.unknown(topic)
             raise
         self._absence.present(topic)
-        self._positions.note_end(topic, state.end, restarts)
+        self._positions.note_end(topic, state.end, end_asked)
         if state.topic_id != self._identity.topics.get(topic, state.topic_id):
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:

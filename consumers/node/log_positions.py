@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.consumers.node.data_age import DataAge
@@ -18,8 +19,22 @@ from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.log_consumer import LogConsumer
 
 
+class EndAsked(NamedTuple):
+    """What is known right before a log is asked for its end.
+
+    `restarts`: how often the group began to follow its log again. `elsewhere`: see LogPositions.
+    """
+
+    restarts: int
+    elsewhere: float | None
+
+
 class LogPositions:
-    """The positions of all groups of one node, by the topic of their log. Safe to share between threads."""
+    """The positions of all groups of one node, by the topic of their log. Safe to share between threads.
+
+    `elsewhere` is the newest offset that another member has read of a log; infinite for one that it has lost, and None
+    while a node does not know the statuses of others, and serves nothing.
+    """
 
     def __init__(
         self,
@@ -38,6 +53,9 @@ class LogPositions:
         self._restarts: Counter[str] = Counter()
         self._log_answered_s = self._clock.monotonic_s()
         self._reached: set[str] = set()
+        self.elsewhere: Callable[[str], float | None] = lambda _topic: -1
+        self._whole: set[str] = set()
+        """The logs that held all that other members have read of them, when they were asked last."""
         self._held_back: dict[str, int] = {}
         self._log_progress = ByTopic({topic: LogProgress(log_consumer.position(topic), clock) for topic in groups})
         self.data_age = DataAge(groups, log_consumer, clock)
@@ -46,9 +64,9 @@ class LogPositions:
         """The end of a forward log when it was read last."""
         return self._ends[topic]
 
-    def restarts(self, topic: str) -> int:
-        """How often the group began to follow its log again; read right before the log is asked for its end."""
-        return self._restarts[topic]
+    def ask(self, topic: str) -> EndAsked:
+        """Called right before a log is asked for its end."""
+        return EndAsked(self._restarts[topic], self.elsewhere(topic))
 
     def admit(self, topic: str, end: int) -> None:
         """A group comes, whose log ends at an offset."""
@@ -65,15 +83,17 @@ class LogPositions:
             for known in (self._ends, self._log_progress, self._held_back):
                 known.pop(topic, None)
 
-    def note_end(self, topic: str, end: int, restarts: int) -> None:
-        """The log has answered, and ends at an offset. `restarts` are those of before it was asked."""
+    def note_end(self, topic: str, end: int, asked: EndAsked) -> None:
+        """The log has answered, and ends at an offset."""
         self._log_answered_s = self._clock.monotonic_s()
         with self._lock:
             # The answer may take seconds, and the data of the group may be replaced meanwhile: see `restart`.
-            if restarts != self._restarts[topic]:
+            if asked.restarts != self._restarts[topic]:
                 return
             self._ends[topic] = end
             self._ends_known.add(topic)
+            whole = asked.elsewhere is not None and end > asked.elsewhere
+            (self._whole.add if whole else self._whole.discard)(topic)
             self._log_progress[topic].note(self._log_consumer.position(topic))
 
     def note_held_back(self, topic: str, offsets: int) -> None:
@@ -103,12 +123,18 @@ class LogPositions:
         # Once reached it stays so: under load a follower is always some records behind, and must not leave
         # sync for that.
         if topic not in self._reached:
+            elsewhere = self.elsewhere(topic)
             with self._lock:
                 # A log that was cut before an accepted gap is not the one that the count of its records rests on.
                 end = max(self._ends[topic], self._log_consumer.needed_end(topic))
-                read = self._log_consumer.position(topic) >= end
+                position = self._log_consumer.position(topic)
                 applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
-                if read and applied and topic in self._ends_known:
+                # The schedule: the log is cut, and the disk of a member is replaced. It reads what is left, and would
+                # serve without the rows that others hold.
+                whole = elsewhere is None or position > elsewhere or topic in self._whole
+                if position >= end and applied and whole and topic in self._ends_known:
+                    if elsewhere is None:
+                        return True
                     self._reached.add(topic)
         return topic in self._reached
 
@@ -127,6 +153,7 @@ class LogPositions:
         # The end that is known was read before this node's data was replaced: the files of another member may reach
         # it, and still not what this node has served since.
         self._ends_known.discard(topic)
+        self._whole.discard(topic)
 
     def lag_reason(self, topic: str) -> str:
         """What keeps a group that has not caught up from the end of its log."""

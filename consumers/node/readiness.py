@@ -15,11 +15,12 @@ from headrace.consumers.replication.election import Decision
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State, Use
 from headrace.consumers.replication.group_registry import GroupNotHere
-from headrace.consumers.replication.group_state import lost_log_choices
+from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import NO_ROLE
 from headrace.consumers.replication.log_consumer import LogConsumer
-from headrace.schemas.records import Role
+from headrace.consumers.replication.log_witness import read_elsewhere, witness_of_cut
+from headrace.schemas.records import Role, Status
 
 FENCED = "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
 
@@ -104,6 +105,7 @@ class Readiness:
         self._log_consumer = log_consumer
         self._heartbeat = heartbeat
         self.positions = positions
+        positions.elsewhere = lambda topic: None if self._heartbeat.fenced else read_elsewhere(*self._witnessed(topic))
         self._lost_tables = ""
         self.standing = standing
         self.tasks: ServingTasks = NoTasks()
@@ -129,8 +131,21 @@ class Readiness:
         if topic in self.standing.early:
             return "it begins with the next slot table"
         if not self.positions.caught_up(topic):
-            return self.positions.lag_reason(topic)
+            return self._cut(topic) or self.positions.lag_reason(topic)
         return self._log_before(topic, self._groups[topic]) or self._awaited_of_senders(topic)
+
+    def _witnessed(self, topic: str) -> tuple[list[Status], str, LogBase]:
+        """What other members report of a group, its log here, and the accepted gap behind which it is."""
+        group = self._groups[topic]
+        live = self._heartbeat.live(group.name, group.members)
+        others = [each for each in live if each.node != self._heartbeat.node]
+        return others, self._topic_ids.get(topic, ""), group.replica.state.base
+
+    def _cut(self, topic: str) -> str:
+        """Who has read what the log of a group, which was read to its end here, does not hold."""
+        position, end = self._log_consumer.position(topic), self.positions.end(topic)
+        witness = witness_of_cut(*self._witnessed(topic), position) if position >= end else None
+        return "" if witness is None else f"topic {topic} may have been cut: node {witness.node} has read more of it"
 
     def _log_before(self, topic: str, group: Group) -> str:
         """Who has read another log of a group than this node, in whose log nobody has led yet."""

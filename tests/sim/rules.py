@@ -24,6 +24,7 @@ RESTARTS = ("kill", "kill", "cut sends")
 STRANGERS = ("garbage",)
 STOPPED = ("pause", "pause inside", "cut both")
 ZOMBIES = ("zombie", "kill", "zombie", "power loss")
+BEHIND = ("wipe", "pause", "kill")
 REPLACED = ("wipe", "kill", "corrupt")
 AWAY = ("cut sends", "cut both", "kill")
 DIFFERENT = ("tamper",)
@@ -74,7 +75,14 @@ RULES: tuple[Rule, ...] = (
     Rule("2", "a claimant leads once it has read its claim back", more.claimants_lead_at_once, 2, quick=True),
     Rule("2", "only what all live members have sealed is trimmed", first.trimming_ignores_other_members, 4, quick=True),
     Rule("2", "trimming keeps a window", more.trimming_without_window, 2, quick=True),
-    Rule("2", "a replica behind the trim point recovers from files", more.trimmed_logs_are_followed, 4, quick=True),
+    Rule(
+        "2",
+        "a replica behind the trim point recovers from files",
+        more.trimmed_logs_are_followed,
+        2,
+        faults=BEHIND,
+        quick=True,
+    ),
     Rule("2", "topics have the settings that keep records", more.settings_of_topics_do_not_matter, 5, quick=True),
     Rule("2", "rows expire by two clocks", more.rows_expire_by_one_clock, 4, quick=True),
     Rule("2, 4", "producers are replicated state", first.producers_are_forgotten, 5, faults=ZOMBIES, quick=True),

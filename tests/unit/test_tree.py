@@ -95,6 +95,7 @@ PURE_MODULES = (
     "consumers/replication/hash_chain.py",
     "consumers/replication/holdings.py",
     "consumers/replication/kept_deletes.py",
+    "consumers/replication/log_witness.py",
     "consumers/replication/process_runs.py",
     "consumers/replication/producer_section.py",
     "consumers/replication/replica.py",

@@ -58,7 +58,7 @@ def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows:
     log.truncate(TOPIC, end)
     identity = SimpleNamespace(topics={TOPIC: log.describe(TOPIC).topic_id})
     data_age = SimpleNamespace(ask=lambda _topic: 0, note=lambda *_of: None)
-    positions = SimpleNamespace(data_age=data_age, restarts=lambda _topic: 0, note_end=lambda *_of: None)
+    positions = SimpleNamespace(data_age=data_age, ask=lambda _topic: 0, note_end=lambda *_of: None)
     readiness = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
     tables = SimpleNamespace(verify=lambda: 0, lost="")
     group = SimpleNamespace(name="g", follows=follows, mark_log_lost=lambda _why: None)
@@ -90,7 +90,7 @@ def test_a_deleted_topic_is_named_with_the_choices_of_its_group(monkeypatch: pyt
 
     monkeypatch.setattr(log, "describe", missing)
     age = SimpleNamespace(ask=lambda _topic: 0)
-    positions = SimpleNamespace(data_age=age, restarts=lambda _topic: 0, log_answers=False)
+    positions = SimpleNamespace(data_age=age, ask=lambda _topic: 0, log_answers=False)
     readiness = SimpleNamespace(positions=positions, fenced=False, note_lost_tables=lambda _why: None)
     tables = SimpleNamespace(verify=lambda: 0, lost="")
     group = SimpleNamespace(name="g", follows=True, mark_log_lost=found.append)

@@ -18,6 +18,8 @@ from headrace.consumers.node.readiness import NoTasks, Readiness, Standing
 from headrace.consumers.node.status_report import _member_status
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.log_witness import read_elsewhere, witness_of_cut
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import Role
 from tests.unit.statuses import STATUS
@@ -55,14 +57,14 @@ def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> Non
     )
     positions = LogPositions({TOPIC: group}, consumer, {TOPIC: 10})
     assert positions.caught_up(TOPIC)
-    asked_before = positions.restarts(TOPIC)
+    asked_before = positions.ask(TOPIC)
     positions.restart(TOPIC)
     assert not positions.caught_up(TOPIC)
     positions.note_end(TOPIC, 10, asked_before)
     assert not positions.caught_up(TOPIC), "an answer may take seconds: this end was asked for before"
-    positions.note_end(TOPIC, 12, positions.restarts(TOPIC))
+    positions.note_end(TOPIC, 12, positions.ask(TOPIC))
     assert not positions.caught_up(TOPIC)
-    positions.note_end(TOPIC, 10, positions.restarts(TOPIC))
+    positions.note_end(TOPIC, 10, positions.ask(TOPIC))
     assert positions.caught_up(TOPIC)
 
 
@@ -92,6 +94,72 @@ def test_a_group_that_is_replaced_while_somebody_looks_is_not_in_sync() -> None:
     replaced.set()
     looking.join()
     assert not positions.caught_up(TOPIC)
+
+
+def test_a_log_without_what_another_member_has_read_is_not_the_whole_log() -> None:
+    """The schedule: the log is cut, and the disk of a member is replaced. It read what was left, and served that.
+
+    A member that is behind the others under load is not kept from its place: it asks what they have read first.
+    """
+    group: Any = SimpleNamespace(applied=SimpleNamespace(offset=9), recovery=None)
+    consumer: Any = SimpleNamespace(
+        position=lambda _topic: 10, durable_offset=lambda _topic: 9, needed_end=lambda _topic: 10
+    )
+    positions = LogPositions({TOPIC: group}, consumer, {TOPIC: 10})
+    elsewhere: list[float | None] = [None]
+    positions.elsewhere = lambda _topic: elsewhere[0]
+    assert positions.caught_up(TOPIC), "what others have read is not known, and nothing serves yet"
+    positions.note_end(TOPIC, 10, positions.ask(TOPIC))
+    elsewhere[0] = 12.0
+    assert not positions.caught_up(TOPIC)
+    positions.note_end(TOPIC, 10, positions.ask(TOPIC))
+    assert not positions.caught_up(TOPIC)
+    asked = positions.ask(TOPIC)
+    elsewhere[0] = 14.0
+    positions.note_end(TOPIC, 13, asked)
+    consumer.position, consumer.durable_offset, group.applied.offset = lambda _topic: 13, lambda _topic: 12, 12
+    assert positions.caught_up(TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("other", "waits"),
+    [
+        ({"durable_offset": 12}, True),
+        ({"durable_offset": 9}, False),
+        ({"durable_offset": 3, "log_lost": True}, True),
+        ({"durable_offset": 12, "topic_id": "another"}, False),
+        ({"durable_offset": 12, "node": "n1"}, False),
+    ],
+)
+def test_a_member_waits_while_another_one_has_read_more_than_its_log_holds(other: dict[str, Any], waits: bool) -> None:
+    """It names that member. What it has reported itself, before its disk was replaced, is no other member."""
+    health = SimpleNamespace(reason="", refuses=lambda _use: False)
+    applied, store = SimpleNamespace(offset=9, leader="n3"), SimpleNamespace(awaited=list)
+    replica = SimpleNamespace(state=SimpleNamespace(base=LogBase()))
+    group: Any = SimpleNamespace(name="g", members=(), health=health, applied=applied, store=store, replica=replica)
+    consumer: Any = SimpleNamespace(
+        position=lambda _topic: 10,
+        needed_end=lambda _topic: 10,
+        durable_offset=lambda _topic: 9,
+        journal_fault="",
+        topic_fault=lambda _topic: "",
+    )
+    live = [replace(STATUS, **{"node": "n2", "topic_id": "present"} | other)]
+    readiness = readiness_of(
+        group, consumer, SimpleNamespace(node="n1", fenced=False, live=lambda _group, _members: live)
+    )
+    reason = f"topic {TOPIC} may have been cut: node n2 has read more of it" if waits else ""
+    assert reason == readiness.reason(TOPIC)
+
+
+def test_what_a_member_before_an_accepted_gap_has_read_counts_for_nothing() -> None:
+    """It may be unable to follow for long, as with a full disk. One behind the gap has read what the log must hold."""
+    base = LogBase("present", 4, 30, b"chain")
+    before, behind = (replace(STATUS, topic_id="present", version=each, durable_offset=90) for each in (30, 31))
+    assert (-1, 90) == (read_elsewhere([before], "present", base), read_elsewhere([before, behind], "present", base))
+    assert witness_of_cut([before], "present", base, 5) is None
+    assert witness_of_cut([before], "present", LogBase(), 5) is before
+    assert witness_of_cut([before, behind], "present", base, 90) is behind
 
 
 def test_a_full_disk_is_named_where_people_look() -> None:
@@ -133,7 +201,11 @@ def test_an_empty_log_does_not_count_while_another_member_has_read_the_log_befor
     health = SimpleNamespace(reason="", refuses=lambda _use: False)
     applied = SimpleNamespace(offset=-1, leader=leader)
     store = SimpleNamespace(awaited=list)
-    group: Any = SimpleNamespace(name="g", members=("n1", "n2"), health=health, applied=applied, store=store)
+    replica = SimpleNamespace(state=SimpleNamespace(base=LogBase()))
+    members = ("n1", "n2")
+    group: Any = SimpleNamespace(
+        name="g", members=members, health=health, applied=applied, store=store, replica=replica
+    )
     consumer: Any = SimpleNamespace(
         position=lambda _topic: 0,
         needed_end=lambda _topic: 0,
@@ -141,8 +213,11 @@ def test_an_empty_log_does_not_count_while_another_member_has_read_the_log_befor
         journal_fault="",
         topic_fault=lambda _topic: "",
     )
-    live = [replace(STATUS, node="n1", topic_id="present"), replace(STATUS, node="n2", topic_id=other, log_lost=True)]
-    readiness = readiness_of(group, consumer, SimpleNamespace(live=lambda _group, _members: live))
+    read = replace(STATUS, durable_offset=-1)
+    live = [replace(read, node="n1", topic_id="present"), replace(read, node="n2", topic_id=other, log_lost=waits)]
+    readiness = readiness_of(
+        group, consumer, SimpleNamespace(node="n1", fenced=False, live=lambda _group, _members: live)
+    )
     reason = readiness.reason(TOPIC)
     assert waits is reason.startswith(f"node n2 has read another topic {TOPIC}")
     assert waits is bool(reason)

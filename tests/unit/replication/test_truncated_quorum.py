@@ -16,6 +16,7 @@ from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.tables import TimeResolution
 from tests.unit.nodes import Nodes, running_nodes
+from tests.waiting import eventually
 
 MEMBERS = 3
 
@@ -59,3 +60,18 @@ def test_a_truncated_log_gives_no_quorum(three: Nodes) -> None:
     finally:
         watch.close()
         tables.close()
+
+
+def test_a_replaced_disk_serves_nothing_of_a_truncated_log(three: Nodes) -> None:
+    """It reads what is left, and would answer without the rows that others hold: for the 10 s until it counts as cut."""
+    topic = three.topics.forward("n1")
+    three.fill(topic, 12)
+    end = three.log.describe(topic).end
+    for node in three.running.values():
+        eventually(lambda node=node: node.groups[topic].applied.offset >= end - 1, "all records at all members")
+    three.wipe("n3")
+    three.log.truncate(topic, end - 3)
+    three.start("n3")
+    node = three.running["n3"]
+    eventually(lambda: node.groups[topic].applied.offset >= end - 4 and not node.readiness.fenced, "what is left")
+    assert node.readiness.reason(topic)
