@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
@@ -108,8 +109,9 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the shared broker and delete the shared directory."""
-    # DuckDB reports as leaked what is not collected at the end.
-    gc.unfreeze()
+    # DuckDB reports as leaked what is not collected at the end. Not before that: pytest collects garbage twice more, and
+    # would look at all that was frozen.
+    atexit.register(gc.unfreeze)
     if not hasattr(config, "workerinput") and SHARED in config.stash:
         EmbeddedBroker(config.stash[SHARED] / "broker").stop()
         shutil.rmtree(config.stash[SHARED], ignore_errors=True)
