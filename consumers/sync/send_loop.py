@@ -81,7 +81,7 @@ class SendLoop:
         self._on_step = on_step
         self._topics = Topics(options.cluster)
         self._rate = SendRate()
-        self._confirmed_bytes = 0
+        self._confirmed_bytes = self._total_bytes = 0
         self._show_at_s = 0.0
         self._shown: tuple[Sender, StateDirectory] | None = None
         self._failing_since_s: float | None = None
@@ -226,7 +226,8 @@ class SendLoop:
         self._show_at_s = now_s + SHOW_INTERVAL_S
         rate = self._rate.note(now_s, sender.counts.chunks_sent * CHUNK_BYTES)
         if sender.round is not None:
-            done = self._total_bytes - sender.round.bytes_left()
+            # A round that could not begin, as with a full disk, has not been counted.
+            done = max(0, self._total_bytes - sender.round.bytes_left())
             self._watcher.progress(done, self._total_bytes)
         state.show(sender_document(sender.who.sender, sender.who.name, sender.state, rate, sender.last_error))
 

@@ -17,7 +17,6 @@ import typer
 from headrace.cli.option_groups import grouped
 from headrace.cli.options import ClusterOptions, DataDirectoryOption, JsonOption, NodeIdOption
 from headrace.connectors.arrow_start import keep_pandas_out
-from headrace.connectors.ends import ended_by
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
 from headrace.terminal.disk_start import disk_start
@@ -100,6 +99,7 @@ def run(
 
 def _run_until_stopped(running: Node, output: Output) -> None:
     """Start a node and serve until a signal comes, or it was removed; the node is stopped in any case."""
+    from headrace.connectors.ends import ended_by
     from headrace.consumers.node.exile import NodeExiled
 
     starting, stopping = _Starting(), SignalEvent()
