@@ -254,20 +254,28 @@ def fetch_jars() -> str:
         from headrace.connectors.kafka.jars import resolve_jars
         from headrace.connectors.kafka.broker import make_broker_archive
         from headrace.schemas.errors import HeadraceError
+        from headrace.terminal.stop_signals import interrupting_signals
         say = lambda text: print(f"headrace: {text}", file=sys.stderr)
+        def begin():
+            try:
+                print(resolve_jars(progress=say).directory)
+            except HeadraceError as error:
+                sys.exit(f"error: {error.message}; {error.action}")
+            try:
+                make_broker_archive(say)
+            except HeadraceError as error:
+                say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
+            from headrace.pipeline.class_archive import make_spark_archive
+            try:
+                make_spark_archive(say)
+            except Exception as error:
+                say(f"note: Spark does not start on this machine yet: {error}")
         try:
-            print(resolve_jars(progress=say).directory)
-        except HeadraceError as error:
-            sys.exit(f"error: {error.message}; {error.action}")
-        try:
-            make_broker_archive(say)
-        except HeadraceError as error:
-            say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
-        from headrace.pipeline.class_archive import make_spark_archive
-        try:
-            make_spark_archive(say)
-        except Exception as error:
-            say(f"note: Spark does not start on this machine yet: {error}")
+            # Whatever ends it, the broker that it started has a session of its own.
+            with interrupting_signals():
+                begin()
+        except KeyboardInterrupt:
+            sys.exit(130)
     """
     # Each of these JVMs lives for seconds: the quick compiler is enough, and what they archive is the same.
     environment = {

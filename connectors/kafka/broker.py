@@ -368,9 +368,11 @@ def make_broker_archive(progress: ProgressCallback | None = None) -> Path:
 
     def run_broker(partial: Path, directory: Path) -> None:
         recorded = EmbeddedBroker(directory / "broker", jvm_options=recording_options(partial))
-        recorded.start()
-        # The JVM writes the archive while it exits, which takes longer than a plain stop.
-        recorded.stop(ARCHIVE_STOP_TIMEOUT_S)
+        try:
+            recorded.start()
+        finally:
+            # The JVM writes the archive while it exits, which takes longer than a plain stop.
+            recorded.stop(ARCHIVE_STOP_TIMEOUT_S)
 
     record_archive(archive, run_broker)
     return archive
