@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, NodeUnreachable, request_node
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership import change_requests, requests, ring
 from headrace.consumers.membership.change_requests import ChangeUnconfirmed, NotMetadataLeader
@@ -133,7 +133,10 @@ class ClusterChanges:
                 raise problem if problem is not None and not isinstance(problem, ChangeUnconfirmed) else _undecided()
 
     def cancel(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
-        """End the running change before its table counts. Raises NoChange, CancelTooLate, ChangeUnconfirmed."""
+        """End the running change before its table counts.
+
+        Raises NoChange, CancelTooLate, ChangeUnconfirmed, and LogUnavailable while it is not known which change runs.
+        """
         deadline = Deadline(timeout_s)
         self._read_to_end(deadline)
         change = self.state.change
@@ -236,7 +239,12 @@ class ClusterChanges:
             raise HeadraceError(self._follower.failure, action="use the command of the cluster's own version")
 
     def _read_to_end(self, deadline: Deadline) -> None:
-        while not self._follower.caught_up and not deadline.passed():
+        while not self._follower.caught_up:
+            if deadline.passed():
+                why = self._follower.fault or "there is more of it"
+                raise LogUnavailable(
+                    f"the membership log could not be read to its end: {why}", action="check the broker", retriable=True
+                )
             self._look()
 
 

@@ -71,8 +71,7 @@ class MembershipState:
 
     `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that have
     not joined again, `exiles` those of them that have nothing left to do, each with the number of its record.
-    `requests` are (request id, outcome), the newest last. `formal_change` is the number of the change that led to
-    `table`. A later one that does not run was cancelled.
+    `requests` are (request id, outcome), the newest last.
 
     `founders` has every group of the table, and every one of `ended`: the groups that ended, with their last members.
     Such a group stays until its node is exiled, so that a restart opens the same groups.

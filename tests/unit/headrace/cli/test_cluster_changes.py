@@ -24,6 +24,7 @@ from headrace.cli.session import ClusterSession
 from headrace.cluster_change import ClusterChanges
 from headrace.connectors.http import NodeRefused
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_membership
 from headrace.consumers.membership.change_requests import ChangeUnconfirmed
@@ -379,6 +380,20 @@ def test_a_request_that_nobody_decides_names_where_to_look(running: Cluster) -> 
         changes.begin({"id": "r1", "kind": "add", "node": "n4"}, timeout_s=0.5)
     assert "headrace cluster show" in found.value.action
     assert [] == running.changes()
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_a_log_that_is_not_read_to_its_end_does_not_hide_a_change(running: Cluster, denied: bool) -> None:
+    """Nobody reads that no change runs when it is only not known: it would continue, as if it had been cancelled."""
+    running.carries_out.clear()
+    document("add", "n4", "--no-wait")
+    running.stop()
+    time.sleep(5 * STEP_S)
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        running.log.denied = {TOPICS.membership} if denied else set()
+        with pytest.raises(LogUnavailable, match="refuses this account" if denied else "there is more") as found:
+            changes.cancel(timeout_s=0.3 if denied else 0.0)
+    assert found.value.retriable
 
 
 def test_two_stores_under_one_id_are_refused(running: Cluster) -> None:
