@@ -112,10 +112,10 @@ class ClusterChanges:
         `consumers.membership.requests`, NoMajority, and ChangeUnconfirmed while a record of it may still count.
         """
         name, deadline = str(request["id"]), Deadline(timeout_s)
-        joiner, waits = Deadline(JOINER_TIMEOUT_S), False
+        joiner, waits, attempts = Deadline(JOINER_TIMEOUT_S), False, _Attempts(_undecided)
         while True:
             try:
-                problem = self._post(request)
+                problem = self._post(request, attempts)
             # By the leader: the node that would join has sent no status, or sends none any more; or its former self,
             # which was removed, has sent one a moment ago.
             except (NodeUnreachable, ring.NodeExists) as error:
@@ -130,7 +130,7 @@ class ClusterChanges:
                 return outcome
             # Sent again under the same id only: a request that was decided gets its first result.
             if deadline.passed():
-                raise problem if problem is not None and not isinstance(problem, ChangeUnconfirmed) else _undecided()
+                raise attempts.failure(problem)
 
     def cancel(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
         """End the running change before its table counts.
@@ -143,17 +143,15 @@ class ClusterChanges:
         if change is None:
             raise NoChange("no change is running", action="see headrace cluster show")
         request = {"id": f"cancel-{change.number}", "kind": "cancel", "change": change.number}
+        attempts = _Attempts(lambda: _cancellation_unconfirmed(change.table.version))
         while True:
-            problem = self._post(request)
+            problem = self._post(request, attempts)
             self._look()
             outcome = self.state.outcome(change.request)
             if outcome is not None and outcome.phase is Phase.CANCELLED:
                 return outcome
             if deadline.passed():
-                raise problem or ChangeUnconfirmed(
-                    f"the cancellation of the change to table {change.table.version} was not read back",
-                    action="send it again",
-                )
+                raise attempts.failure(problem)
 
     def follow(
         self, name: str, on_progress: Callable[[Mapping[str, Any]], None], timeout_s: float | None = None
@@ -168,6 +166,9 @@ class ClusterChanges:
                 shown = ClusterReport(self.state, self._statuses.detector, self._follower.formal_ms).cluster()["change"]
                 # The most that was seen: a group that leaves has no bytes any more once its last slot has moved.
                 slots_moved, bytes_moved = running.slots_total, max(bytes_moved, shown["bytes_total"])
+                if fault := self._follower.fault:
+                    # What the log showed last may be over by now.
+                    shown["waiting_for"] = [fault, *shown["waiting_for"]]
                 on_progress(shown)
             if outcome is not None and outcome.phase in ENDED:
                 seconds = time.monotonic() - began_s
@@ -188,21 +189,28 @@ class ClusterChanges:
                 )
             self._look()
 
-    def _post(self, request: Mapping[str, Any]) -> HeadraceError | None:
+    def _post(self, request: Mapping[str, Any], attempts: _Attempts) -> HeadraceError | None:
         """Send a request once; returns what keeps it from being decided now. Raises a refusal."""
         try:
-            with request_node(
-                self._leader() + CHANGE_PATH, method="POST", document=request, timeout_s=ANSWER_TIMEOUT_S
-            ):
+            address = self._leader()
+        except NoMajority as error:
+            if attempts.may_count:
+                raise attempts.failure(error) from error
+            raise
+        try:
+            with request_node(address + CHANGE_PATH, method="POST", document=request, timeout_s=ANSWER_TIMEOUT_S):
+                attempts.may_count = True
                 return None
         except NodeUnreachable as error:
             # It may have the request and be gone: the next leader gets the same id.
+            attempts.may_count |= error.sent
             self._look()
             return error
         except NodeRefused as error:
             refusal = raised_by_leader(error)
             if not undecided(error):
                 raise refusal from error
+            attempts.may_count |= isinstance(refusal, ChangeUnconfirmed)
             self._look()
             return refusal
 
@@ -255,6 +263,25 @@ _REFUSALS: Mapping[str, type[HeadraceError]] = {
     # NotMetadataLeader is never the end of a request, and its other fields name the leader.
     if isinstance(found, type) and issubclass(found, HeadraceError) and found is not NotMetadataLeader
 }
+
+
+class _Attempts:
+    """The attempts to send one request. `may_count`: a node has got it, and it may count at any time."""
+
+    def __init__(self, unconfirmed: Callable[[], ChangeUnconfirmed]) -> None:
+        self._unconfirmed = unconfirmed
+        self.may_count = False
+
+    def failure(self, problem: HeadraceError | None) -> HeadraceError:
+        """What to raise when the time is over; `problem` is what the last attempt met."""
+        # A leader that was paused handles what it has got when it continues, also when a later attempt met nobody.
+        return self._unconfirmed() if self.may_count or problem is None else problem
+
+
+def _cancellation_unconfirmed(version: int) -> ChangeUnconfirmed:
+    return ChangeUnconfirmed(
+        f"the cancellation of the change to table {version} was not read back", action="send it again"
+    )
 
 
 def _undecided() -> ChangeUnconfirmed:

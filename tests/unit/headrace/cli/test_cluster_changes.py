@@ -21,7 +21,7 @@ from headrace.cli import cluster
 from headrace.cli.change_display import ProgressView
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
-from headrace.cluster_change import ClusterChanges
+from headrace.cluster_change import ChangeUnfinished, ClusterChanges
 from headrace.connectors.http import NodeRefused
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import LogUnavailable
@@ -396,6 +396,19 @@ def test_a_log_that_is_not_read_to_its_end_does_not_hide_a_change(running: Clust
     assert found.value.retriable
 
 
+def test_a_change_that_is_not_read_any_more_waits_for_the_log(running: Cluster) -> None:
+    """What it waited for before may be over: the log is shown first."""
+    running.carries_out.clear()
+    name = document("add", "n4", "--no-wait")["id"]
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+
+        def denied(_shown: object) -> None:
+            running.log.denied = {TOPICS.membership}
+
+        with pytest.raises(ChangeUnfinished, match="in phase pre .* waits for .*refuses this account"):
+            changes.follow(name, denied, timeout_s=2.5)
+
+
 def test_two_stores_under_one_id_are_refused(running: Cluster) -> None:
     """Which of them would join is not known; the table stays."""
     assert running.joiner is not None
@@ -463,3 +476,55 @@ def test_a_request_is_decided_once_although_its_leader_dies(running: Cluster, ap
     assert (2, "done") == (done["version"], done["phase"])
     [change] = running.changes()
     assert "n4" == change.node
+
+
+class LeaderIsGone:
+    """Looks at the log like the command; once the leader has the request, no node reports to it any more."""
+
+    def __init__(self, changes: ClusterChanges, paused: threading.Event) -> None:
+        self._look: Callable[[], None] = changes._look
+        self._changes = changes
+        self._paused = paused
+
+    def __call__(self) -> None:
+        """See ClusterChanges."""
+        self._look()
+        if self._paused.is_set():
+            self._changes._statuses.detector = FailureDetector()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("kind", ["add", "cancel"])
+def test_a_request_that_a_paused_leader_has_is_undecided(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, silent: bool
+) -> None:
+    """It counts when the leader continues: nobody may read that it has failed, also when nobody leads meanwhile."""
+    monkeypatch.setattr(cluster_change, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cluster_change, "LEADER_TIMEOUT_S", 0.2)
+    running.carries_out.clear()
+    if kind == "cancel":
+        document("add", "n4", "--no-wait")
+    paused, continued = threading.Event(), threading.Event()
+    leader = running.leader
+    assert leader is not None
+    asked = leader.group.requests
+    name = "cancel" if kind == "cancel" else "begin"
+    decide: Callable[..., Any] = getattr(asked, name)
+
+    def pauses(*given: Any) -> Any:
+        paused.set()
+        continued.wait(30.0)
+        return decide(*given)
+
+    monkeypatch.setattr(asked, name, pauses)
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        if silent:
+            monkeypatch.setattr(changes, "_look", LeaderIsGone(changes, paused))
+        with pytest.raises(ChangeUnconfirmed):
+            changes.cancel(1.2) if kind == "cancel" else changes.begin({"id": "r", "kind": "add", "node": "n4"}, 1.2)
+    assert paused.is_set()
+    continued.set()
+    eventually(
+        lambda: bool(running.changes()) and (kind == "add") == (leader.group.state.change is not None),
+        "the leader decides",
+    )
