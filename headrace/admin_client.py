@@ -38,7 +38,24 @@ class GapUnacceptable(HeadraceError):
 
 
 class GapUnconfirmed(StateUnknown):
-    """A gap that is in the log, and a member that did not continue behind it in time."""
+    """A gap that is or may be in the log, and a member that did not continue behind it in time."""
+
+
+def _append_gap(member: Status, group: str, resume_offset: int | None) -> dict[str, Any]:
+    """Have a member append the gap; its answer. Raises NodeRefused, NodeUnreachable, GapUnconfirmed."""
+    resume = "" if resume_offset is None else f"&resume={resume_offset}"
+    try:
+        answer: dict[str, Any] = call_node(
+            f"{member.http}/api/v1/accept-gap?group={quote(group)}{resume}", method="POST"
+        )
+    except NodeUnreachable as error:
+        if not error.sent:
+            raise
+        raise GapUnconfirmed(
+            f"node {member.node} has got the request: the gap may be in the log, or come into it; {error.message}",
+            action="see headrace status of that node, before you run this again",
+        ) from error
+    return answer
 
 
 def most_advanced(live: Sequence[Status]) -> Status | None:
@@ -183,8 +200,7 @@ class AdminClient:
                 action="wait until it has, restart it if a record has stopped it, or give up what only such members have: "
                 f"--allow-missing {len(missing) + len(unaware)}",
             )
-        resume = "" if resume_offset is None else f"&resume={resume_offset}"
-        answer = call_node(f"{best.http}/api/v1/accept-gap?group={quote(group)}{resume}", method="POST")
+        answer = _append_gap(best, group, resume_offset)
         self._await_eligible(group, best.node, Deadline(timeout_s))
         return AcceptedGap(group, best.node, int(answer["version"]), int(answer["offset"]))
 

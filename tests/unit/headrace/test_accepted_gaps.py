@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +16,21 @@ import pytest
 from headrace import _member_views
 from headrace import admin_client as admin_client_module
 from headrace._member_views import LogView
-from headrace.admin_client import AdminClient, GapUnacceptable, NoLeader, most_advanced, unaware_of_loss
+from headrace.admin_client import (
+    AdminClient,
+    GapUnacceptable,
+    GapUnconfirmed,
+    NoLeader,
+    most_advanced,
+    unaware_of_loss,
+)
+from headrace.connectors.http import NodeUnreachable
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster, read_slot_table
 from headrace.consumers.replication.election import FENCED
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Create, Role, Status, encode_status
 from tests.unit.statuses import STATUS
 
@@ -129,3 +139,23 @@ def test_a_group_that_does_not_exist_is_named() -> None:
     with pytest.raises(GapUnacceptable, match="there is no group n9") as raised:
         AdminClient(view).accept_gap("n9", None, 0, 1.0)
     assert "n1, n2" in raised.value.action
+
+
+@pytest.mark.parametrize(("got_it", "kind"), [(True, GapUnconfirmed), (False, NodeUnreachable)])
+def test_a_member_that_ends_with_the_request_may_have_appended_the_gap(got_it: bool, kind: type[HeadraceError]) -> None:
+    """Only a request that has certainly not arrived has failed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if got_it:
+            answers = threading.Thread(target=lambda: server.accept()[0].close())
+            answers.start()
+        else:
+            server.close()
+        lost = replace(BEST, http=f"http://{address}")
+        view: Any = SimpleNamespace(
+            groups=("n1",), members=lambda _group: ("n1",), live=lambda _group: [lost], log_state=lambda _group: LOG
+        )
+        with pytest.raises(kind, match=address):
+            AdminClient(view).accept_gap("n1", None, 0, 1.0)
+        if got_it:
+            answers.join()
