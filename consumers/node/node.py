@@ -53,7 +53,6 @@ from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.serving_tasks import NodeTasks
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.slot_pulls import SlotMigration
-from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.node.sync_source import edge_store, snapshot_expiry
 from headrace.consumers.query.engine import QueryEngine
@@ -72,6 +71,7 @@ from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
+from headrace.consumers.serve.software import installed_version
 from headrace.consumers.store.store_directory import SEGMENTS_DIRECTORY
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role

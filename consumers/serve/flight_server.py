@@ -1,7 +1,7 @@
 """The Arrow Flight surface of a node: a ticket is SQL as UTF-8, and the answer a stream of record batches.
 
 Statements of Flight SQL are taken too (`flight_sql.py`): the ticket of their answer is their SQL. That of a prepared
-statement with parameters is the command itself.
+statement with parameters, or of a list (`flight_catalog.py`), is the command itself.
 
 Call headers are the parameters of HTTP queries under the same names, such as `after` and `timeout_ms`.
 """
@@ -25,6 +25,7 @@ from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.serve.bound_parameters import bound_parameters
 from headrace.consumers.serve.connection_cut import cut_connections
 from headrace.consumers.serve.flight_calls import FLIGHT_BINDINGS_MAX, OpenCall, OpenCalls
+from headrace.consumers.serve.flight_catalog import LIST_COMMANDS, listed
 from headrace.consumers.serve.flight_errors import NotOffered, flight_error, flight_errors
 from headrace.consumers.serve.flight_sql import (
     CLOSE_PREPARED,
@@ -34,6 +35,7 @@ from headrace.consumers.serve.flight_sql import (
     created_statement,
     handle_message,
     is_prepared,
+    list_of,
     query_of,
     sql_to_prepare,
 )
@@ -136,6 +138,8 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         """The rows of a ticket."""
         with flight_errors():
+            if (found := self._list(context, ticket.ticket)) is not None:
+                return flight.RecordBatchStream(found)
             request = _request(context, ticket.ticket)
             call = self._calls.open(context)
             try:
@@ -155,15 +159,17 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
     ) -> flight.FlightInfo:
         """Schema and ticket of a descriptor whose command is SQL."""
         with flight_errors():
-            # No location: the ticket is for the node that was asked, under the address by which it was reached.
+            if (found := self._list(context, descriptor.command)) is not None:
+                return _info(found.schema, descriptor, descriptor.command)
             query = _query(descriptor.command)
-            endpoint = flight.FlightEndpoint(descriptor.command if query.parameters else query.sql, [])
-            return flight.FlightInfo(self._schema(context, descriptor), descriptor, [endpoint], -1, -1)
+            ticket = descriptor.command if query.parameters else query.sql
+            return _info(self._schema(context, descriptor), descriptor, ticket)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         """The schema of a descriptor whose command is SQL."""
         with flight_errors():
-            return flight.SchemaResult(self._schema(context, descriptor))
+            found = self._list(context, descriptor.command)
+            return flight.SchemaResult(self._schema(context, descriptor) if found is None else found.schema)
 
     # Without these gRPC shows the traceback of its own refusal.
 
@@ -215,6 +221,20 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, *_of: object) -> NoReturn:
         """See `do_put`."""
         raise NotOffered("an exchange")
+
+    def _list(self, context: flight.ServerCallContext, command: bytes | None) -> pa.Table | None:
+        """The list that a command asks for, None for any other command. Raises RequestInvalid, NotOffered."""
+        try:
+            asked = list_of(command or b"", LIST_COMMANDS)
+            if asked is None:
+                return None
+            call = self._calls.open(context)
+            try:
+                return listed(asked, self._engine.tables())
+            finally:
+                call.close()
+        except CommandUnknown as error:
+            raise NotOffered(str(error)) from error
 
     def _known_schema(self, context: flight.ServerCallContext, sql: bytes) -> bytes:
         """The schema of the rows of a statement as an IPC message; nothing of one with parameters that are not bound."""
@@ -283,6 +303,11 @@ class _Batches(Iterator[object]):
 
     def __del__(self) -> None:
         self._call.close()
+
+
+def _info(schema: pa.Schema, descriptor: flight.FlightDescriptor, ticket: bytes) -> flight.FlightInfo:
+    # No location: the ticket is for the node that was asked, under the address by which it was reached.
+    return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(ticket, [])], -1, -1)
 
 
 def _query(command: bytes | None) -> SentQuery:

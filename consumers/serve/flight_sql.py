@@ -1,7 +1,7 @@
-"""Flight SQL as drivers for ADBC and JDBC send it: statements, plain and prepared. Pure.
+"""Flight SQL as drivers for ADBC and JDBC send it: statements, plain and prepared, and requests for lists. Pure.
 
 A command is a protobuf message in an `Any`: the name of its type, and its bytes. Of a statement the first field is the
-SQL. Everything else, such as lists of tables, is refused by its name.
+SQL. Lists, such as that of tables, have filters (`flight_catalog.py`). Everything else is refused by its name.
 
 A node keeps nothing of a prepared statement: its handle is its SQL and its parameters. To bind parameters gives the
 client another handle.
@@ -9,7 +9,7 @@ client another handle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 TYPE_PREFIX = b"type.googleapis.com/arrow.flight.protocol.sql."
@@ -29,6 +29,34 @@ class CommandUnknown(ValueError):
     """A command of Flight SQL that is no statement; its text is the name of the command."""
 
 
+class SentList(NamedTuple):
+    """A command that asks for a list: its name, and its fields in order, which are bytes or numbers."""
+
+    name: str
+    fields: tuple[tuple[int, bytes | int], ...] = ()
+
+    def texts(self, number: int) -> list[str]:
+        """The texts of a field. What is not UTF-8 is equal to no name."""
+        return [
+            value.decode(errors="replace") for at, value in self.fields if at == number and isinstance(value, bytes)
+        ]
+
+    def text(self, number: int) -> str | None:
+        """The last text of a field, None without one."""
+        return next(reversed(self.texts(number)), None)
+
+    def numbers(self, number: int) -> list[int]:
+        """The numbers of a field, packed into bytes or one by one. Raises CommandUnknown."""
+        found: list[int] = []
+        try:
+            for at, value in self.fields:
+                if at == number:
+                    found += [value] if isinstance(value, int) else _varints(value)
+        except (IndexError, ValueError) as error:
+            raise CommandUnknown("a command that cannot be read") from error
+        return found
+
+
 class SentQuery(NamedTuple):
     """The query of a command: SQL, and the JSON of the parameters that were bound to it, or nothing."""
 
@@ -38,8 +66,7 @@ class SentQuery(NamedTuple):
 
 def query_of(command: bytes) -> SentQuery:
     """The query of a command of Flight SQL; other bytes are SQL themselves. Raises CommandUnknown."""
-    # The first field, its size in one byte, and the name: no SQL begins so.
-    if command[:1] != b"\x0a" or not command[2:].startswith(TYPE_PREFIX):
+    if not _is_command(command):
         return SentQuery(command)
     name, first = _message(command)
     if name == STATEMENT:
@@ -48,6 +75,21 @@ def query_of(command: bytes) -> SentQuery:
         sql, _, parameters = first.rpartition(_HANDLE_END)
         return SentQuery(sql, parameters)
     raise CommandUnknown(name)
+
+
+def list_of(command: bytes, names: Collection[str]) -> SentList | None:
+    """The list that a command of Flight SQL asks for, if it is one of `names`. Raises CommandUnknown."""
+    if not _is_command(command):
+        return None
+    try:
+        outer = dict(_fields(command))
+        name = _name(outer)
+        body = outer.get(_VALUE_FIELD, b"")
+        if name not in names or not isinstance(body, bytes):
+            return None
+        return SentList(name, tuple(_fields(body)))
+    except (KeyError, IndexError, ValueError) as error:
+        raise CommandUnknown("a command that cannot be read") from error
 
 
 def sql_to_prepare(body: bytes) -> bytes:
@@ -72,16 +114,31 @@ def is_prepared(command: bytes) -> bool:
     return command[2:].startswith(TYPE_PREFIX + PREPARED_STATEMENT.encode())
 
 
+def _is_command(command: bytes) -> bool:
+    # The first field, its size in one byte, and the name: no SQL begins so.
+    return command[:1] == b"\x0a" and command[2:].startswith(TYPE_PREFIX)
+
+
 def _message(command: bytes) -> tuple[str, bytes]:
     """The name of a command, and its first field. Raises CommandUnknown."""
     try:
         fields = dict(_fields(command))
-        name = fields[_TYPE_FIELD].removeprefix(TYPE_PREFIX).decode()
+        name = _name(fields)
         if name not in (STATEMENT, PREPARED_STATEMENT, f"Action{CREATE_PREPARED}Request"):
             return name, b""
-        return name, dict(_fields(fields[_VALUE_FIELD]))[_QUERY_FIELD]
+        return name, _bytes(dict(_fields(_bytes(fields[_VALUE_FIELD])))[_QUERY_FIELD])
     except (KeyError, IndexError, ValueError) as error:
         raise CommandUnknown("a command that cannot be read") from error
+
+
+def _name(fields: Mapping[int, bytes | int]) -> str:
+    return _bytes(fields[_TYPE_FIELD]).removeprefix(TYPE_PREFIX).decode()
+
+
+def _bytes(value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number in the place of bytes")
+    return value
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -91,14 +148,15 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | _BYTES]) + size + bytes([rest]) + content
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a message that have bytes, by number."""
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """The fields of a message that have bytes, or a number of any length, by their own number."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
         kind = key & 7
         if kind == _VARINT:
-            _, place = _varint(message, place)
+            value, place = _varint(message, place)
+            yield key >> 3, value
             continue
         size = _FIXED_SIZES.get(kind, -1)
         if kind == _BYTES:
@@ -108,6 +166,13 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         if kind == _BYTES:
             yield key >> 3, message[place : place + size]
         place += size
+
+
+def _varints(packed: bytes) -> Iterator[int]:
+    place = 0
+    while place < len(packed):
+        value, place = _varint(packed, place)
+        yield value
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:

@@ -48,7 +48,8 @@ def test_sql_itself_is_no_command() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        command("CommandGetTables", b""),
+        command("CommandGetXdbcTypeInfo", b""),
+        field(1, TYPE_PREFIX + b"CommandStatementQuery") + b"\x10\x01",
         command("CommandStatementQuery", b""),
         command("CommandStatementQuery", field(1, SQL.encode()))[:-4],
         command("CommandStatementQuery", b"\x0a\xff"),
@@ -189,8 +190,8 @@ def test_a_statement_whose_parameters_are_not_bound_is_refused(flights: flight.F
 
 def test_another_command_is_not_implemented(flights: flight.FlightClient) -> None:  # noqa: F811
     """Drivers do without such a command; they show its name."""
-    with pytest.raises(pa.ArrowNotImplementedError, match="CommandGetTables is not offered"):
-        flights.get_flight_info(flight.FlightDescriptor.for_command(command("CommandGetTables", b"")))
+    with pytest.raises(pa.ArrowNotImplementedError, match="CommandGetXdbcTypeInfo is not offered"):
+        flights.get_flight_info(flight.FlightDescriptor.for_command(command("CommandGetXdbcTypeInfo", b"")))
 
 
 @pytest.mark.parametrize(
