@@ -291,6 +291,9 @@ class RollupFiles:
                 values = {name: read.column(name) for name in names}
                 batch = rollup_of(SegmentRows(runs, read.column(1).to_numpy(), values))
             self._store(entry, batch)
+            # Whoever removed the segment or closed the store meanwhile has found no rollup, and nobody looks again.
+            if self._is_closed or self._files.is_obsolete(entry.name):
+                self._path(entry.name).unlink(missing_ok=True)
         finally:
             self._files.release([entry.name])
 

@@ -249,6 +249,11 @@ class SegmentFiles:
             unpinned = set(names) - pinned
         self._unlink(unpinned)
 
+    def is_obsolete(self, name: str) -> bool:
+        """Whether a file that a reader has pinned was removed."""
+        with self._lock:
+            return name in self._obsolete
+
     def purge_obsolete(self) -> None:
         """Unlinks every removed file, pinned or not: for closing, when no reader is left."""
         with self._lock:

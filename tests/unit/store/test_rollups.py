@@ -21,7 +21,7 @@ from headrace.consumers.store.rollup import pays, rollup_of
 from headrace.consumers.store.rollup_columns import HOUR_NS, Rolled, RollupColumn, RollupRequest
 from headrace.consumers.store.segment import Runs, SegmentRows
 from headrace.schemas.tables import FieldType, TableSchema
-from tests.unit.store.builders import CPU, Row, contents, seal, write
+from tests.unit.store.builders import CPU, Row, contents, drop, seal, write
 from tests.unit.store.conftest import SETTINGS
 
 ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1, "rollup_segment_rows_min": 1})
@@ -307,6 +307,27 @@ def test_a_segment_that_is_gone_has_no_rollup(home: Path) -> None:
     job.run()
     assert [] == rollup_paths(home)
     store.close()
+
+
+@pytest.mark.parametrize("end", ["dropped", "closed"])
+def test_a_segment_that_goes_while_its_rollup_is_made_leaves_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A drop or a merge removes the rollups that are there; one that came behind it stayed up to the next start."""
+    store, later = opened(home, ALWAYS.model_copy(update={"rollup_segment_rows_min": 100}))
+    write(store, 1, minutes("a"))
+    seal(store, 2)
+    assert 1 == files_read(store)
+    made = rollup_of
+
+    def meanwhile(rows: SegmentRows) -> pa.RecordBatch | None:
+        drop(store, 3, 2 * HOUR_NS) if end == "dropped" else store.close()
+        return made(rows)
+
+    monkeypatch.setattr(f"{rollup_files.__name__}.rollup_of", meanwhile)
+    later.run()
+    store.close()
+    assert [] == rollup_paths(home)
 
 
 def test_a_small_segment_gets_its_rollup_when_a_query_wants_it(home: Path) -> None:
