@@ -168,9 +168,16 @@ class SegmentFiles:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(source, target)
             except FileExistsError:
-                # Of an earlier attempt, which failed behind this line.
-                target.unlink()
-                os.link(source, target)
+                self._replace(name, source)
+
+    def _replace(self, name: str, source: Path) -> None:
+        """Link a file under the name of an earlier attempt, which failed behind the link."""
+        # Its commit may be durable all the same: so at no time is there no file of that name.
+        if not self.path(name).samefile(source):
+            partial = self._partial(name)
+            partial.unlink(missing_ok=True)
+            os.link(source, partial)
+            os.rename(partial, self.path(name))
 
     def _take(self, name: str) -> None:
         # A slot that comes back brings the file that a reader has pinned since before it left. Its end must not unlink

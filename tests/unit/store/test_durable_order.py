@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.store import Store, StoreUnwritable, segment_files
-from headrace.consumers.store.index import IndexChanges
-from tests.unit.store.builders import HOUR_NS, contents, expected, seal, write
+from headrace.consumers.store import Store, StoreFull, StoreUnwritable, segment_files
+from headrace.consumers.store.index import Index, IndexChanges
+from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
+from tests.unit.store.foreign import foreign_files, load_of, stage
 
 A, B = {"host": "a"}, {"host": "b"}
 Event = tuple[str, str]
@@ -117,6 +118,38 @@ def test_a_merge_unlinks_its_inputs_after_a_synced_commit(store: Store, monkeypa
     store.compact(5, inputs).run()
     assert [*durable_file(store.segments()[0].name, is_first=False), ("commit", "synced")] == events[:-2]
     assert {("unlink", name) for name in inputs} == set(events[-2:])
+
+
+@pytest.mark.parametrize("fetched", ["once", "again"])
+def test_a_load_that_is_run_again_never_takes_the_name_of_its_file(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch, fetched: str
+) -> None:
+    """A commit that failed may be durable all the same: a kill would leave an index that names a missing file."""
+    (file,) = foreign_files([(A, 1, {"busy": 1})], (3, 500, 600))
+    stage(store, file)
+    job, commit = store.load(1, load_of(file, 4), CPU, DATABASE), Index._write
+
+    def fail_behind(index: Index, batch: Any) -> None:
+        commit(index, batch)
+        index._failed = True
+        raise StoreFull("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "_write", fail_behind)
+        with pytest.raises(StoreFull):
+            job.run()
+    if fetched == "again":
+        for path in list(store.staging_directory.iterdir()):
+            path.unlink()
+        stage(store, file)
+    events = record(store, monkeypatch)
+    job.run()
+    (entry,) = store.segments()
+    assert ("unlink", entry.name) not in events
+    store.close()
+    again = Store.open(home, "n1", SETTINGS)
+    assert expected([(A, 1, {"busy": 1})]) == contents(again)
+    again.close()
 
 
 def test_no_snapshot_falls_between_an_index_commit_and_the_change_in_memory(
