@@ -13,6 +13,7 @@ completes:
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from headrace.consumers.wal import BytesSerde, Delete, LogDamaged, LogFailed, Pu
 
 REMOVED_RECORDS_MAX = 10_000
 """Records that one transaction removes: a longer one would hold up appends."""
+TURN_S = 0.001
+"""The pause behind each, in which appends that wait get their turn."""
 CHECKPOINT_BYTES = 64 << 20
 CLEANUP_SETTING, COMPACTED = "cleanup.policy", "compact"
 READ_BYTES_MAX = 32 << 20
@@ -223,11 +226,8 @@ class TopicStore:
 
     def trim(self, name: str, before: int) -> None:
         """Remove the records below an offset. Raises TopicMissing."""
-        with self._writing:
-            stored = self.topic(name)
-            before = min(before, stored.end)
-            while stored.description.begin < before:
-                self._remove_part(stored, before)
+        stored = self.topic(name)
+        self._remove(stored, min(before, stored.end))
 
     def expire(self, name: str, before_ms: int) -> None:
         """Remove the records from the beginning that were appended before an instant. Raises TopicMissing.
@@ -263,7 +263,7 @@ class TopicStore:
             with self._changed:
                 del self._topics[name]
                 self._changed.notify_all()
-            self._remove_deleted(stored)
+        self._remove_deleted(stored)
 
     def close(self) -> None:
         """Release the directory."""
@@ -276,6 +276,15 @@ class TopicStore:
             stored.description = description
             self._changed.notify_all()
 
+    def _remove(self, stored: StoredTopic, before: int) -> None:
+        while stored.description.begin < before:
+            with self._writing:
+                # Another call may have removed them meanwhile, and the topic with them.
+                if stored.description.begin < before:
+                    self._remove_part(stored, before)
+            # A lock is not fair: without a pause this thread has it again before an append that waits.
+            time.sleep(TURN_S)
+
     def _remove_part(self, stored: StoredTopic, before: int) -> None:
         description = stored.description
         begin = min(before, description.begin + REMOVED_RECORDS_MAX)
@@ -286,9 +295,9 @@ class TopicStore:
             stored.description = after
 
     def _remove_deleted(self, stored: StoredTopic) -> None:
-        while stored.description.begin < stored.end:
-            self._remove_part(stored, stored.end)
-        self._write((Delete(stored.description.key),))
+        self._remove(stored, stored.end)
+        with self._writing:
+            self._write((Delete(stored.description.key),))
 
     def _write(self, changes: Iterable[Put[object] | Delete[bytes]], *, sync: bool = True) -> None:
         """One transaction. A log that failed earlier is first brought back to what is durable."""

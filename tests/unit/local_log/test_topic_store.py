@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -118,6 +120,30 @@ def test_a_crash_at_any_operation_leaves_what_was_acknowledged(
             found = held(opened(disk.crash(any_sectors=any_sectors)))
             assert run.allows(found), (seed, stop)
     assert crashes > 50
+
+
+@pytest.mark.parametrize("removal", ["trimmed", "deleted"])
+def test_an_append_waits_for_a_part_of_a_removal(removal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of millions of records loses them in minutes: nobody could write meanwhile."""
+    monkeypatch.setattr(topic_store, "REMOVED_RECORDS_MAX", 1)
+    store = opened(SimulatedDisk())
+    for name in ("a", "b"):
+        store.create(name, {})
+    store.append([new("a", b"1")] * 500)
+    events, remove = list[str](), store._remove_part
+    append = threading.Thread(target=lambda: events.append(f"appended {store.append([new('b', b'1')])}"))
+
+    def noted(*given: Any) -> None:
+        if not events:
+            append.start()
+        events.append("part")
+        remove(*given)
+
+    monkeypatch.setattr(store, "_remove_part", noted)
+    store.trim("a", 500) if removal == "trimmed" else store.delete("a")
+    append.join()
+    assert 500 == events.count("part")
+    assert "part" == events[-1]
 
 
 def test_offsets_continue_behind_records_that_were_removed() -> None:
