@@ -118,8 +118,14 @@ def leaves_place(segments: Sequence[SegmentEntry], settled: Settled) -> bool:
 
 
 def is_settled(unit: Sequence[SegmentEntry], settled: Settled) -> bool:
-    """Whether the segments of one list of `whole_versions` may be merged with each other."""
-    return all(may_join([one], [two], settled) for place, one in enumerate(unit) for two in unit[place + 1 :])
+    """Whether the segments of one list of `whole_versions` may be merged with each other, see `may_join`."""
+    # One pass: a burst of late files leaves thousands of them at one version, and every plan asks.
+    senders = set[str]()
+    for entry in unit:
+        if any(rows.sender in senders and rows.order > settled.get(rows.sender, "") for rows in entry.synced):
+            return False
+        senders.update(rows.sender for rows in entry.synced)
+    return True
 
 
 def in_order(inputs: Sequence[SegmentEntry]) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from headrace.consumers.store.compaction import are_neighbours, output_name, pla
 from headrace.consumers.store.index import Index
 from headrace.consumers.store.last_rows import decode_last, encode_last
 from headrace.consumers.store.segment import EncodedSegment
-from headrace.consumers.store.synced import rank_of
+from headrace.consumers.store.synced import is_settled, rank_of
 from headrace.schemas.messages import CarriedDelete, SyncedRows
 from headrace.schemas.series import bucket_of, series_key
 from headrace.schemas.tables import FieldType, TableSchema
@@ -120,6 +121,28 @@ def test_deletes_concern_a_file_from_its_load_on(store: Store) -> None:
         seal(store, version)
     merge_all(store, 9)
     assert expected([row(0, 0), row(1, 1)]) == contents(store)
+
+
+def test_a_plan_looks_once_at_each_of_many_late_files(store: Store) -> None:
+    """A burst of thousands may be at one version, and the leader plans again and again."""
+
+    class Counted(dict[str, str]):
+        """What senders have settled; `looks` is how often somebody asked."""
+
+        looks = 0
+
+        def get(self, sender: str, default: Any = None, /) -> Any:
+            """See dict."""
+            self.looks += 1
+            return super().get(sender, default)
+
+    sent(store, 1, "1", row(1, 1))
+    (entry,) = store.segments()
+    late = [replace(entry, synced=(SyncedRows(S1, f"{number:03}", ""),)) for number in range(200)]
+    settled = Counted({S1: "199"})
+    assert is_settled(late, settled)
+    assert settled.looks <= len(late)
+    assert not is_settled(late, {S1: "198"})
 
 
 def test_a_drop_from_before_a_file_does_not_hide_its_last_row(store: Store) -> None:
