@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
+from headrace.connectors.formats.interface import NS_PER_UNIT, FormatError, TimeUnit
 from headrace.connectors.formats.stream_reader import StreamTooLarge, StreamUnreadable, read_stream
 from headrace.connectors.http import OFFSETS_HEADER
 from headrace.consumers.query.guard import has_half_pair
@@ -38,8 +38,9 @@ from headrace.consumers.serve.write_api import WriteApi, WriteOptions
 from headrace.producers.group_writer import WritesWaiting
 from headrace.producers.line_batches import LinesRefused
 from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, RefusedLine
+from headrace.producers.router import RowTooLarge
 from headrace.schemas.errors import HeadraceError, StateUnknown
-from headrace.schemas.tables import TimeResolution
+from headrace.schemas.tables import SchemaError, TimeResolution, TypeClash
 
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
@@ -58,6 +59,10 @@ DEFAULT_RETENTION_POLICIES = ("", "autogen")
 """Names of the retention policy that a database of InfluxDB has by itself."""
 OPTIONS = ("quorum", "quorum_timeout_ms", "resolution", "required")
 """What an Arrow request may choose, see `WriteOptions`; `required` is about the resolution, and true by itself."""
+_OF_CONTENT = (FormatError, RequestInvalid, RowTooLarge, SchemaError, TypeClash)
+"""What is wrong with lines themselves. Clients drop rows that were answered with 400, and send all others again: also
+where only an operator can mend what keeps the node from writing.
+"""
 _TRUTH = {"true": True, "": True, "false": False}
 _RESOLUTIONS = {"": None, **{str(each): each for each in TimeResolution}}
 
@@ -304,10 +309,10 @@ async def _influx(lines: Callable[[], Awaitable[Response]]) -> Response:
     except RequestTooLarge as error:
         return _failure(413, "request too large", error)
     except HeadraceError as error:
+        if isinstance(error, _OF_CONTENT) and not error.retriable:
+            return _failure(400, "invalid", error)
         # Writing again is safe, and only the client can do it: rows are upserts.
-        if error.retriable or isinstance(error, StateUnknown):
-            return _failure(503, "unavailable", error)
-        return _failure(400, "invalid", error)
+        return _failure(503, "unavailable", error)
 
 
 def _failure(status: int, code: str, error: HeadraceError) -> Response:

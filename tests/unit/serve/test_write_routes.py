@@ -8,6 +8,7 @@ import json
 import random
 import time
 import zlib
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -15,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.log.port import AccessDenied
 from headrace.consumers.serve.request_bodies import BodyRoom, RequestInvalid, RequestTooLarge, decompressed
+from headrace.producers.acks import QuorumTooLarge
+from headrace.producers.line_requests import LineAnswer
+from headrace.producers.sender import WriteFailed
+from headrace.producers.writer import WriterClosed
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from tests.unit.serve.conftest import TOPICS, FakeNode
@@ -132,6 +139,37 @@ def test_bad_requests_are_named(
     answer = client.post(url, content=content, headers=headers)
     assert (status, []) == (answer.status_code, written(node))
     assert named in answer.json()["message"] == answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WriterClosed("the node is stopping"),
+        WriteFailed("1 rows are not in the log: Kafka refuses this account", rows=1),
+        AccessDenied("Kafka refuses this account the access to every topic"),
+        QuorumTooLarge("quorum 3 is more than the 2 members of a group"),
+    ],
+)
+def test_what_is_no_fault_of_the_lines_is_503(
+    client: httpx.Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch, error: HeadraceError
+) -> None:
+    """Although only an operator may mend it: clients drop rows that are answered with 400, and send others again."""
+
+    def submit(_request: object) -> Future[LineAnswer]:
+        raise error
+
+    monkeypatch.setattr(node.writes, "submit", submit)
+    answer = client.post("/write?db=d&precision=s", content=LINE)
+    assert (503, "unavailable") == (answer.status_code, answer.json()["code"])
+    assert "retry-after" in answer.headers
+    assert error.message in answer.json()["error"]
+
+
+def test_a_node_that_stops_drops_nobodys_lines(client: httpx.Client, node: FakeNode) -> None:
+    """What comes behind the end of its writer is to be sent again."""
+    node.writes.close()
+    assert 503 == client.post("/write?db=d&precision=s", content=LINE).status_code
+    assert [] == written(node)
 
 
 def test_a_bomb_is_not_unpacked() -> None:
