@@ -6,7 +6,7 @@ ScansRefused, and nothing of the batch is written.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,9 +26,17 @@ from headrace.producers.line_requests import (
     parse_requests,
     rejected_lines,
 )
-from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.producers.writer import TableWriter, WriterSettings, fields_of
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import TIME_COLUMN, SchemaError, TypeClash
+from headrace.schemas.tables import (
+    COLUMNS_MAX,
+    TIME_COLUMN,
+    FieldType,
+    SchemaError,
+    TableSchema,
+    TypeClash,
+    widened,
+)
 
 WRITERS_MAX = 256
 """Tables whose writer is kept open; the one that was not used for longest is closed."""
@@ -156,10 +164,12 @@ class LineBatches:
         except (SchemaError, TypeClash) as error:
             # Nothing of them is queued, and lines without the columns at fault are good.
             known = self._cluster.tables.catalogue.newest(database, table)
-            odd = _odd_columns(bare.column_names, (*known.tags, *(name for name, _ in known.fields)))
-            good = _without(bare, odd)
-            kept, others = self._append(database, table, rows.filter(good).drop_columns(odd), none=none)
-            return kept, [rejected_lines(rows.filter(pc.invert(good)), str(error)), *others]
+            unfit = _unfit_columns(tags, fields_of(bare.schema, tags), known)
+            if not unfit:
+                return rows.slice(0, 0), [rejected_lines(rows, str(error))]
+            rows, refused = _without(rows, unfit)
+            kept, others = self._append(database, table, rows, none=none)
+            return kept, [*refused, *others]
         return rows, []
 
     def _writer(self, database: str, table: str) -> TableWriter:
@@ -188,18 +198,44 @@ def _first_line(rows: pa.Table) -> tuple[int, int]:
     return first.as_py(), pc.min(rows.column(LINE_COLUMN).filter(pc.equal(requests, first))).as_py()
 
 
-def _odd_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Columns that differ from a known one, or an earlier one, only in case."""
-    first = {name.lower(): name for name in known}
-    return [name for name in names if first.setdefault(name.lower(), name) != name]
+def _unfit_columns(
+    tags: Iterable[str], fields: Mapping[str, FieldType], known: TableSchema
+) -> Mapping[str, Sequence[str]]:
+    """The columns that a table cannot have, by the reason: another one has the name in another case, role or type, or
+    it has as many as it may.
+    """
+    where, types = f"{known.database}.{known.table}", known.field_types()
+    spellings = {name.lower(): name for name in (*known.tags, *types)}
+    found = defaultdict[str, list[str]](list)
+    for name, kind in (*((tag, None) for tag in tags), *fields.items()):
+        other, held = spellings.get(name.lower()), types.get(name)
+        if other is None and len(spellings) < COLUMNS_MAX:
+            spellings[name.lower()] = name
+        elif other is None:
+            found[f"{where} has {COLUMNS_MAX:,} columns, and that is the most"].append(name)
+        elif other != name:
+            found[f"columns {other!r} and {name!r} of {where} differ only in case"].append(name)
+        elif (kind is None) != (held is None):
+            roles = "a field and the line has it as a tag" if held else "a tag and the line has it as a field"
+            found[f"column {name!r} of {where} is {roles}"].append(name)
+        elif kind and held and widened(held, kind) is None:
+            found[f"field {name!r} of {where} is {held} and the line has {kind}"].append(name)
+    return found
 
 
-def _without(rows: pa.Table, columns: Sequence[str]) -> pa.ChunkedArray | pa.Array:
-    """Which rows have no value in any of these columns; no row if there are no such columns."""
-    good = pa.repeat(pa.scalar(bool(columns)), rows.num_rows)
-    for name in columns:
-        good = pc.and_(good, pc.is_null(rows.column(name)))
-    return good
+def _without(rows: pa.Table, unfit: Mapping[str, Sequence[str]]) -> tuple[pa.Table, list[pa.Table]]:
+    """(the rows that have no value in such columns, with the columns of which they have some; the others)."""
+    good, rejected = pa.repeat(pa.scalar(value=True), rows.num_rows), list[pa.Table]()
+    for reason, names in unfit.items():
+        before = good
+        for name in names:
+            good = pc.and_(good, pc.is_null(rows.column(name)))
+        numbers = rows.select([MESSAGE_COLUMN, LINE_COLUMN])
+        rejected.append(rejected_lines(numbers.filter(pc.and_not(before, good)), reason))
+    rows = rows.filter(good)
+    # What rejected rows alone have is no column of the table.
+    empty = [name for name in rows.column_names if 0 < rows.column(name).null_count == rows.num_rows]
+    return rows.drop_columns(empty), rejected
 
 
 def _close(writer: TableWriter) -> None:

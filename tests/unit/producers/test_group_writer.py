@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from headrace.connectors.formats.interface import TimeUnit
 from headrace.connectors.log.memory import MemoryAppender
 from headrace.connectors.log.port import AppendFailed, AppendUnknown
+from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.producers import line_batches
 from headrace.producers.group_writer import GroupWriter, WritesWaiting
 from headrace.producers.line_batches import LineBatches, LinesRefused
@@ -24,8 +25,8 @@ from headrace.producers.writer import WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Write
 from headrace.schemas.payload import decode_rows
-from headrace.schemas.tables import SchemaError
-from tests.unit.producers.scene import FailingAppender, Scene
+from headrace.schemas.tables import COLUMNS_MAX, FieldType, SchemaError
+from tests.unit.producers.scene import TOPICS, FailingAppender, Scene
 
 WAIT_S = 20
 T0_MS = 1_700_000_000_000
@@ -137,6 +138,32 @@ def test_a_table_or_column_that_cannot_be_costs_its_lines_alone(scene: Scene, wr
     # Nobody's database may be another one's.
     other = answer(writer.submit(lines("m v=1i 1\nn v=1i 1", "DB")))
     assert (0, 2) == (other.rows, other.refused_count)
+
+
+def test_a_column_too_many_costs_its_lines_alone(scene: Scene, writer: GroupWriter) -> None:
+    """Of a table that has all columns but one, other lines are written; what a refused one has takes no place."""
+    values = ",".join(f"v{number}=1" for number in range(COLUMNS_MAX - 2))
+    answer(writer.submit(lines(f"m,h=a {values} 1")))
+    found = answer(writer.submit(lines("m,h=a v1=2 2\nm,h=a a=1,x=3 3\nm,h=a,z=1 v1=4 4\nm,h=a y=5 5\nm,h=b v1=6 6")))
+    assert (3, [2, 4]) == (found.rows, [each.line for each in found.refused])
+    assert all("is the most" in each.reason for each in found.refused), found.refused
+    assert [1, 2, 4, 6] == sorted(time // 10**9 for _, time, _ in scene.rows())
+    with pytest.raises(LinesRefused, match="line 1: .* is the most"):
+        answer(writer.submit(lines("m,h=a x=3 3\nm,h=a v1=2 2", whole=True)))
+
+
+def test_columns_that_another_node_has_made_cost_their_lines_alone(scene: Scene, writer: GroupWriter) -> None:
+    """Also where this one reads of them while it writes: they have another type there, or are tags."""
+    answer(writer.submit(lines("m,h=a v=1 1")))
+    others = SchemaLog(scene.log, TOPICS)
+    others.refresh()
+    others.ensure("db", "m", ["h", "place"], {"state": FieldType.STRING})
+    others.close()
+    body = "m,h=a v=2 2\nm,h=a state=3i 3\nm,h=a v=4,place=4 4\nm,h=b v=5 5\nm,h=a,state=on v=6 6"
+    found = answer(writer.submit(lines(body)))
+    assert (2, [2, 3, 5]) == (found.rows, [each.line for each in found.refused])
+    assert ["'state'", "'place'", "'state'"] == [each.reason.split()[1] for each in found.refused], found.refused
+    assert [1, 2, 5] == sorted(time // 10**9 for _, time, _ in scene.rows())
 
 
 @pytest.mark.parametrize(("first", "second"), [("m", "M"), ("M", "m"), ("kW", "KW")])
