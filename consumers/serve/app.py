@@ -143,7 +143,9 @@ async def _known_error(_request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refusal(error.status_code, document("Http", f"{request.method} {request.url.path}: {error.detail}"))
+    error_document = document("Http", f"{request.method} {request.url.path}: {error.detail}")
+    # Those of 405 name the methods that there are.
+    return refusal(error.status_code, error_document, error.headers)
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:

@@ -343,7 +343,9 @@ def test_a_long_answer_is_complete(client: httpx.Client) -> None:
 def test_unknown_paths_are_json_errors(client: httpx.Client) -> None:
     """Unknown paths and wrong methods have the shape of every other error."""
     assert (404, "Http") == ((answer := client.get("/nothing")).status_code, answer.json()["error"]["kind"])
-    assert 405 == client.delete("/api/v1/query").status_code
+    refused = client.delete("/api/v1/query")
+    assert (405, "Http") == (refused.status_code, refused.json()["error"]["kind"])
+    assert {"GET", "HEAD", "POST"} == set(refused.headers["allow"].split(", "))
 
 
 def test_a_fault_of_the_node_is_500_without_details(
