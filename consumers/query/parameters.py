@@ -96,7 +96,10 @@ def problem_of(values: object) -> str | None:
 
 def _check(statement: Statement, given: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
     # DuckDB names each `?` by its place, from 1. Drivers of Flight SQL bind them so.
-    if any(parameter.positional and parameter.name not in given for parameter in statement.parameters):
+    unbound = [each.name for each in statement.parameters if each.positional and each.name not in given]
+    if unbound and "1" in given:
+        raise QueryInvalid(f"no value for ? number {min(map(int, unbound))}", action="bind a value to each ?")
+    if unbound:
         raise QueryInvalid("the SQL has a parameter without a name", action="write $name instead of ?")
     missing = [f"${name}" for folded, name in wanted.items() if folded not in given]
     if missing:
