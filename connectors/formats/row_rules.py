@@ -56,7 +56,9 @@ def _check_column(name: str, column: pa.ChunkedArray) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise ArrayInvalid(f"column {name!r} is not valid: {error}", action="decode its text as UTF-8") from None
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        text, other = "decode its text as UTF-8", f"send values that {kind} has, or convert the column"
+        raise ArrayInvalid(f"column {name!r} is not valid: {error}", action=text if _is_text(kind) else other) from None
 
 
 def column_names(table: pa.Table) -> list[str]:

@@ -54,6 +54,18 @@ def test_a_column_of_parquet_with_values_outside_of_its_dictionary_is_refused() 
         rows_with_text(pa.table({"time": [1, 2, 3], "d": wrong}))
 
 
+@pytest.mark.parametrize(
+    ("column", "advice"),
+    [(text_array([LATIN_1]), "UTF-8"), (pa.array([1], pa.int64()).view(pa.date64()), "that date64[ms] has")],
+)
+def test_a_column_that_breaks_the_rules_of_arrow_has_advice_of_its_type(column: pa.Array, advice: str) -> None:
+    """Text is to be decoded, and a part of a day is no text."""
+    with pytest.raises(ArrayInvalid, match="column 'c' is not valid") as raised:
+        check_arrays(pa.table({"c": column}))
+    assert advice in raised.value.action
+    assert ("UTF-8" in advice) == ("UTF-8" in raised.value.action)
+
+
 def test_a_time_as_text_in_latin_1_is_rejected() -> None:
     """Polars, which reads it, would take any bytes for UTF-8."""
     parsed = parse_buffer(
