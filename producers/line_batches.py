@@ -176,7 +176,8 @@ class LineBatches:
         key = database, table
         if key not in self._writers:
             if len(self._writers) >= WRITERS_MAX:
-                _close(self._writers.popitem(last=False)[1])
+                # It may have rows of this batch: what keeps them from the log is an error of the batch.
+                self._writers.popitem(last=False)[1].close()
             self._writers[key] = TableWriter(self._cluster, database, table, self._settings)
         self._writers.move_to_end(key)
         return self._writers[key]

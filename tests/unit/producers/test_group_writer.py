@@ -240,6 +240,23 @@ def test_many_tables_keep_few_writers(scene: Scene, monkeypatch: pytest.MonkeyPa
     writer.close(WAIT_S)
 
 
+@pytest.mark.parametrize(
+    ("error", "seen"), [(AppendUnknown("not confirmed"), WriteUnknown), (AppendFailed("refused"), WriteFailed)]
+)
+def test_of_more_tables_than_writers_no_row_is_acknowledged_that_is_not_in_the_log(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: HeadraceError, seen: type[HeadraceError]
+) -> None:
+    """A writer that makes room for another one within a request has rows of that request."""
+    monkeypatch.setattr(line_batches, "WRITERS_MAX", 2)
+    appender = FailingAppender(scene.log)
+    writer = opened(scene, appender)
+    appender.errors = [error]
+    with pytest.raises(seen):
+        answer(writer.submit(lines("a v=1 1\nb v=2 1\nc v=3 1\nd v=4 1")))
+    assert 4 == answer(writer.submit(lines("a v=1 1\nb v=2 1\nc v=3 1\nd v=4 1"))).rows
+    writer.close(WAIT_S)
+
+
 def test_a_name_that_no_database_may_have_is_refused(writer: GroupWriter) -> None:
     """Before it waits for anything."""
     with pytest.raises(SchemaError):
