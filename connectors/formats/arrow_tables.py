@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.connectors.formats.int96_times import check_int96, wrapped_columns
 from headrace.connectors.formats.interface import (
     LINE_COLUMN,
     NS_PER_UNIT,
@@ -70,6 +71,7 @@ def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines
     """The readings of a whole Parquet file. A row without a time is rejected by its number."""
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
+            check_int96(wrapped_columns(pa.BufferReader(data), file.metadata))
             # Without threads, and not by `read_table`: threads of Arrow that still hold the bytes of a broken file
             # when the process ends abort it.
             table = file.read(use_threads=False)

@@ -270,7 +270,7 @@ def _parquet_blocks(raw: BinaryIO, options: FormatOptions, *, keep_lines: bool) 
     first_row = 0
     with pq.ParquetFile(stream) as file:
         total = file.metadata.num_rows
-        refused = refused_columns(file, options)
+        refused = refused_columns(stream, file, options)
         for table in parquet_batches(file, refused):
             parsed = parse_table(table, options, keep_lines=keep_lines)
             done = first_row + table.num_rows

@@ -7,11 +7,13 @@ rows only, because a later batch has a value that does not fit, would be a surpr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.connectors.formats.arrow_tables import field_values, is_field_type
+from headrace.connectors.formats.int96_times import INT96_REASON, check_int96, wrapped_columns
 from headrace.connectors.formats.interface import ColumnTypeError, FormatOptions
 from headrace.connectors.formats.unfit_values import depends_on_values
 
@@ -19,11 +21,17 @@ from headrace.connectors.formats.unfit_values import depends_on_values
 PARQUET_BATCH_ROWS = 262_144
 
 
-def refused_columns(file: pq.ParquetFile, options: FormatOptions) -> dict[str, str]:
-    """The columns of a file that no field can hold, and why. Raises ColumnTypeError when that leaves none."""
+def refused_columns(source: BinaryIO, file: pq.ParquetFile, options: FormatOptions) -> dict[str, str]:
+    """The columns of a file that no field can hold, and why. `source` has the bytes of the file.
+
+    Raises ColumnTypeError when that leaves none, TimeRangeError.
+    """
     others = {options.time_column, *options.tags}
+    wrapped = wrapped_columns(source, file.metadata)
+    check_int96(wrapped & others)
     fields = [column for column in file.schema_arrow if column.name not in others]
     refused = {column.name: f"it has type {column.type}" for column in fields if not is_field_type(column.type)}
+    refused |= {column.name: f"it has {INT96_REASON}" for column in fields if column.name in wrapped}
     refused |= _misfits(file, [column.name for column in fields if _depends_on_values(column.type)], options)
     if fields and len(refused) == len(fields):
         reasons = "; ".join(f"column {name!r}: {reason}" for name, reason in refused.items())

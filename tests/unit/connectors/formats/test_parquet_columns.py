@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.formats import ColumnTypeError, FormatOptions, iterate_file
+from headrace.connectors.formats import ColumnTypeError, FormatOptions, TimeRangeError, iterate_file, parse_buffer
 
 DAY = dt.date(2026, 1, 31)
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456)
@@ -94,3 +94,38 @@ def test_a_file_without_a_usable_column() -> None:
     """Where no column is left the file is refused, and the error names each of them."""
     with pytest.raises(ColumnTypeError, match=r"column 'a': it has type list.*column 'b'"):
         read(pa.table({"time": [1], "a": [[1]], "b": [b"x"]}))
+
+
+def as_int96(table: pa.Table) -> io.BytesIO:
+    """A Parquet file whose timestamps are of 96 bits, as Spark writes them unless it is set otherwise."""
+    stream = io.BytesIO()
+    pq.write_table(table, stream, use_deprecated_int96_timestamps=True)
+    stream.seek(0)
+    return stream
+
+
+@pytest.mark.parametrize("day", [dt.datetime(9999, 12, 31), dt.datetime(1, 1, 1), dt.datetime(2599, 1, 1)])
+def test_an_int96_timestamp_beyond_nanoseconds_is_refused(day: dt.datetime) -> None:
+    """Arrow reads it as another time, without an error: as a field it is left out, as the time or a tag it is an error."""
+    days = pa.array([NOON, day], pa.timestamp("us"))
+    table = pa.table({"time": [1, 2], "good": [1.5, 2.5], "until": days})
+    (block,) = iterate_file(as_int96(table), "parquet", FormatOptions(table="t"))
+    assert ["time", "good"] == block.parsed.tables["t"].column_names
+    assert {"until": "it has INT96 times outside the years 1677 to 2262"} == dict(block.refused_columns)
+    for options in (FormatOptions(table="t", time_column="until"), FormatOptions(table="t", tags=("until",))):
+        with pytest.raises(TimeRangeError, match=r"column 'until' has INT96 times outside the years"):
+            list(iterate_file(as_int96(table), "parquet", options))
+    with pytest.raises(TimeRangeError, match=r"column 'until' has INT96 times"):
+        parse_buffer("parquet", as_int96(table).getvalue(), FormatOptions(table="t"))
+
+
+def test_int96_timestamps_keep_their_digits() -> None:
+    """Times of 96 bits between the years 1677 and 2262 are read to the nanosecond, null too."""
+    table = pa.table(
+        {"time": pa.array([1, 10**18 + 7], pa.timestamp("ns")), "v": pa.array([1, None], pa.timestamp("ns"))}
+    )
+    (block,) = iterate_file(as_int96(table), "parquet", FormatOptions(table="t"))
+    assert {} == dict(block.refused_columns)
+    rows = block.parsed.tables["t"]
+    assert [1, 10**18 + 7] == rows["time"].to_pylist()
+    assert ["1970-01-01 00:00:00.000000001", None] == rows["v"].to_pylist()
