@@ -22,6 +22,8 @@ CELLS_MAX = 1 << 22
 COLUMN_PADDING = 96
 """Columns of a power of two of rows lie on the same lines of a processor's cache: a record took a tenth longer."""
 DECIMAL_BYTES_MAX = 16
+DECIMAL_ROOM_MAX = 64
+"""Bytes of a decimal that are looked at: a fixed may have more than its digits need."""
 
 Faults = npt.NDArray[np.uint8]
 
@@ -206,19 +208,25 @@ class _Cells:
         starts = np.where(self.valid, self.values, 0)
         return gather(self.words, starts, starts + np.where(self.valid, self.lengths, 0), pa.string(), self.valid)
 
+    def _bytes_at(self, places: Integers) -> npt.NDArray[np.uint8]:
+        return (self.words[places] & np.uint64(0xFF)).astype(np.uint8)
+
     def _decimals(self, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-        """Integers of up to 16 bytes, the highest first."""
-        bad = self.valid & ((self.lengths > DECIMAL_BYTES_MAX) | (self.lengths == 0))
+        """Integers, the highest byte first; those above the ones that Arrow has repeat the sign."""
+        bad = self.valid & ((self.lengths > DECIMAL_ROOM_MAX) | (self.lengths == 0))
         valid = self.valid & ~bad
         # Byte by byte of all values: the last one is the lowest byte of Arrow's, and the sign fills the rest.
-        bytes_of = self.words
-        whole = np.zeros((len(self.values), DECIMAL_BYTES_MAX), np.uint8)
-        first = bytes_of[np.where(valid, self.values, 0)].astype(np.uint64) & np.uint64(0xFF)
-        whole[:] = np.where(valid & (first >= 128), 0xFF, 0).astype(np.uint8)[:, None]
-        for index in range(DECIMAL_BYTES_MAX):
+        sign = np.where(valid & (self._bytes_at(np.where(valid, self.values, 0)) >= 128), 0xFF, 0).astype(np.uint8)
+        whole = np.repeat(sign[:, None], DECIMAL_BYTES_MAX, axis=1)
+        for index in range(int(self.lengths[valid].max(initial=0))):
             has = valid & (self.lengths > index)
-            places = (self.values + self.lengths - 1 - index)[has]
-            whole[has, index] = (bytes_of[places] & np.uint64(0xFF)).astype(np.uint8)
+            found = self._bytes_at((self.values + self.lengths - 1 - index)[has])
+            if index < DECIMAL_BYTES_MAX:
+                whole[has, index] = found
+            else:
+                bad[has] |= found != sign[has]
+        bad |= valid & ((whole[:, -1] ^ sign) >= 128)
+        valid &= ~bad
         validity = pa.array(valid).buffers()[1]
         array = pa.Array.from_buffers(kind, len(valid), [validity, pa.py_buffer(whole)])
         too_large = _beyond(array, kind)

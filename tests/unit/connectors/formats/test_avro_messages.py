@@ -433,6 +433,19 @@ def test_decimals_have_up_to_38_digits(precision: int) -> None:
     assert parsed.tables["t"].num_rows + parsed.rejected.num_rows == len(whole)
 
 
+@pytest.mark.parametrize("size", [5, 16, 17, 32])
+def test_a_decimal_may_have_more_bytes_than_it_needs(size: int) -> None:
+    """Those of a fixed are filled up with the sign; any other byte there makes it a number that is too large."""
+    kind = {"type": "fixed", "name": "wide", "size": size, "logicalType": "decimal", "precision": 10, "scale": 2}
+    schema = {"type": "record", "name": "r", "fields": [{"name": "x", "type": kind}]}
+    values = [Decimal("-1.50"), Decimal("0.00"), Decimal("12345678.99"), Decimal("-12345678.99"), Decimal("-0.01")]
+    messages = [encoded(schema, {"x": each}) for each in values]
+    assert ([[each] for each in values], [0] * len(values)) == decoded(program_of(schema), messages)
+    if size > 16:
+        other_sign = b"\x80" + messages[1][1:], messages[0][:-16] + b"\x7f" + messages[0][-15:]
+        assert [3, 3] == decoded(program_of(schema), [*other_sign])[1]
+
+
 def test_a_registry_is_asked_once_for_each_schema_and_follows_references() -> None:
     """Types of other subjects are fetched, and an unknown id is a refused message, not an error."""
     point = {"type": "record", "name": "P", "fields": [{"name": "v", "type": "double"}]}
