@@ -9,12 +9,11 @@ the batch routed by the newest table. Its rows are then written again, as they w
 from __future__ import annotations
 
 import base64
-import json
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-from headrace.connectors.files import create_directories, write_atomically
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.pipeline.checkpoint import OWN_FOLDER, local_folder
+from headrace.pipeline.checkpoint_file import CheckpointFile
 
 TABLE_FILE = "slot_table.json"
 
@@ -23,24 +22,24 @@ class BatchTables:
     """The slot tables of one run's micro-batches, in their order."""
 
     def __init__(self, checkpoint: str) -> None:
-        """A checkpoint that is not local keeps no table: its replays are routed by the newest one."""
-        folder = local_folder(checkpoint)
-        self._path: Path | None = folder / OWN_FOLDER / TABLE_FILE if folder is not None else None
-        self._newest: tuple[int, SlotTable] | None = None
-        if self._path is not None and self._path.exists():
-            kept = json.loads(self._path.read_text())
-            self._newest = int(kept["batch"]), SlotTable.from_bytes(base64.b64decode(kept["table"]))
+        """A checkpoint that is not local keeps no table: its replays are routed by the newest one.
+
+        Raises CheckpointDamaged.
+        """
+        self._file = CheckpointFile.of(checkpoint, TABLE_FILE)
+        self._newest = self._file.read(_kept)
 
     def of(self, batch: int, newest: SlotTable) -> SlotTable:
         """The table of a batch, durable before its first message; `newest` is that of the cluster."""
         if self._newest is not None and self._newest[0] == batch and not has_ended(self._newest[1], newest):
             return self._newest[1]
         self._newest = batch, newest
-        if self._path is not None:
-            create_directories(self._path.parent)
-            content = {"batch": batch, "table": base64.b64encode(newest.to_bytes()).decode()}
-            write_atomically(self._path, json.dumps(content) + "\n")
+        self._file.write({"batch": batch, "table": base64.b64encode(newest.to_bytes()).decode()})
         return newest
+
+
+def _kept(found: Mapping[str, Any]) -> tuple[int, SlotTable]:
+    return int(found["batch"]), SlotTable.from_bytes(base64.b64decode(found["table"]))
 
 
 def has_ended(table: SlotTable, newest: SlotTable) -> bool:

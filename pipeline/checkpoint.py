@@ -7,7 +7,6 @@ is left to Spark alone.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import time
@@ -16,16 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file, write_atomically
+from headrace.connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file
+from headrace.pipeline.checkpoint_file import OWN_FOLDER, CheckpointFile, local_folder
 from headrace.schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.pipeline.job import IngestJob
 
-OWN_FOLDER = "headrace"
 IDENTITY_FILE, SINK_FILE, CLUSTER_FILE = "job.json", "sink.json", "cluster.json"
 LOG_FILE = "spark.log"
 WRITER_LOCK = "writer.lock"
@@ -47,14 +45,6 @@ def default_checkpoint(data_directory: Path, job: IngestJob) -> str:
     """`{data dir}/{cluster}/ingest/{topic}-{database}`."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{job.topic}-{job.database}")
     return str(data_directory / job.cluster / "ingest" / name)
-
-
-def local_folder(checkpoint: str) -> Path | None:
-    """The checkpoint as a local path, None when it is a URL of another file system."""
-    parts = urlsplit(checkpoint)
-    if parts.scheme in ("", "file"):
-        return Path(parts.path if parts.scheme else checkpoint).absolute()
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,7 @@ def held_checkpoint(
         return
     own = create_directories(folder / OWN_FOLDER)
     with DirectoryLock(own, purpose="checkpoint"):
-        _check_identity(folder, own / IDENTITY_FILE, job)
+        _check_identity(folder, CheckpointFile(own / IDENTITY_FILE), job)
         log_file = own / LOG_FILE
         if log_file.exists() and log_file.stat().st_size > LOG_BYTES_MAX:
             log_file.replace(own / f"{LOG_FILE}.1")
@@ -102,18 +92,13 @@ def held_checkpoint(
 
 def check_sink(checkpoint: str, cluster: str, table: str) -> None:
     """Bind a local checkpoint to the table that a stream writes; the first one counts. Raises CheckpointForeign."""
-    folder, mine = local_folder(checkpoint) if checkpoint else None, {"cluster": cluster, "table": table}
-    if folder is None:
-        return
-    path = folder / OWN_FOLDER / SINK_FILE
-    if not path.exists():
-        create_directories(path.parent)
-        write_atomically(path, json.dumps(mine, indent=1) + "\n")
-        return
-    found = json.loads(path.read_text())
-    if found != mine:
+    file, mine = CheckpointFile.of(checkpoint, SINK_FILE), {"cluster": cluster, "table": table}
+    found = file.read(dict)
+    if found is None:
+        file.write(mine)
+    elif found != mine:
         raise CheckpointForeign(
-            f"checkpoint {folder} is that of table {found.get('table')} of cluster {found.get('cluster')}, "
+            f"checkpoint {checkpoint} is that of table {found.get('table')} of cluster {found.get('cluster')}, "
             f"not of {table} of {cluster}: rows that it has passed would be in neither",
             action="name another checkpointLocation",
         )
@@ -127,12 +112,10 @@ class BoundCluster:
     """
 
     def __init__(self, cluster: str, checkpoint: str) -> None:
-        folder = local_folder(checkpoint) if checkpoint else None
-        self._path = None if folder is None else folder / OWN_FOLDER / CLUSTER_FILE
+        """Raises CheckpointDamaged."""
+        self._file = CheckpointFile.of(checkpoint, CLUSTER_FILE)
         self._cluster = cluster
-        self._known = ""
-        if self._path is not None and self._path.exists():
-            self._known = str(json.loads(self._path.read_text())["membership_id"])
+        self._known = self._file.read(lambda found: str(found["membership_id"])) or ""
 
     def compare(self, membership_id: str) -> None:
         """Raises CheckpointForeign for another cluster than the known one."""
@@ -145,9 +128,8 @@ class BoundCluster:
     def check(self, membership_id: str) -> None:
         """As `compare`, and remember it; the first one counts. In the process of the driver."""
         self.compare(membership_id)
-        if not self._known and self._path is not None:
-            create_directories(self._path.parent)
-            write_atomically(self._path, json.dumps({"membership_id": membership_id}) + "\n")
+        if not self._known:
+            self._file.write({"membership_id": membership_id})
         self._known = membership_id
 
 
@@ -191,15 +173,15 @@ def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, notify: Calla
         time.sleep(POLL_S)
 
 
-def _check_identity(folder: Path, path: Path, job: IngestJob) -> None:
+def _check_identity(folder: Path, file: CheckpointFile, job: IngestJob) -> None:
     """Raises CheckpointForeign unless the job is that of the checkpoint's first run, which is recorded here."""
     # Options of the format are left out: they may be corrected, and a replayed batch that is cut differently
     # is applied again.
     mine = {"cluster": job.cluster, "topic": job.topic, "database": job.database, "format": job.format}
-    if not path.exists():
-        write_atomically(path, json.dumps(mine, indent=1) + "\n")
+    found = file.read(dict)
+    if found is None:
+        file.write(mine)
         return
-    found = json.loads(path.read_text())
     differing = [
         f"{name} {found.get(name)!r}, not {value!r}" for name, value in mine.items() if found.get(name) != value
     ]

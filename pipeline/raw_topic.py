@@ -6,11 +6,7 @@ would be continued behind its first ones.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from headrace.connectors.files import write_atomically
-from headrace.pipeline.checkpoint import OWN_FOLDER, local_folder
+from headrace.pipeline.checkpoint_file import CheckpointFile
 from headrace.pipeline.failures import raw_data_lost
 
 TOPIC_FILE = "topic.json"
@@ -20,12 +16,10 @@ class RawTopic:
     """The raw topic of one run; a local checkpoint remembers its id over restarts."""
 
     def __init__(self, topic: str, checkpoint: str) -> None:
-        folder = local_folder(checkpoint)
-        self._path: Path | None = folder / OWN_FOLDER / TOPIC_FILE if folder is not None else None
+        """Raises CheckpointDamaged."""
+        self._file = CheckpointFile.of(checkpoint, TOPIC_FILE)
         self.topic = topic
-        self._topic_id = ""
-        if self._path is not None and self._path.exists():
-            self._topic_id = str(json.loads(self._path.read_text())["topic_id"])
+        self._topic_id = self._file.read(lambda found: str(found["topic_id"])) or ""
 
     @property
     def is_known(self) -> bool:
@@ -36,7 +30,6 @@ class RawTopic:
         """Compare with the id that the topic has now. Raises RawDataLost."""
         if self._topic_id and topic_id != self._topic_id:
             raise raw_data_lost(self.topic)
-        if not self._topic_id and self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps({"topic": self.topic, "topic_id": topic_id}) + "\n")
+        if not self._topic_id:
+            self._file.write({"topic": self.topic, "topic_id": topic_id})
         self._topic_id = topic_id

@@ -13,7 +13,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from pyspark.sql.types import TimestampNTZType as Timestamp
 
 from headrace.pipeline import ingest, sink, writer_cluster
-from headrace.pipeline.checkpoint import CLUSTER_FILE, OWN_FOLDER, BoundCluster, CheckpointForeign, check_sink
+from headrace.pipeline.checkpoint import CLUSTER_FILE, BoundCluster, CheckpointForeign, check_sink
+from headrace.pipeline.checkpoint_file import OWN_FOLDER
 from headrace.pipeline.cluster_access import ClusterAccess
 from headrace.pipeline.data_source import HeadraceDataSource
 from headrace.pipeline.ingest import RunOptions, forward_writer, prepare

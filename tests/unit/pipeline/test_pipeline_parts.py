@@ -34,9 +34,9 @@ from headrace.pipeline.checkpoint import (
     check_sink,
     default_checkpoint,
     held_checkpoint,
-    local_folder,
     make_batch_durable,
 )
+from headrace.pipeline.checkpoint_file import local_folder
 from headrace.pipeline.failures import GroupEnded, KafkaLost, QueryFailed, RawDataLost, explain, naming_log
 from headrace.pipeline.ingest import RunOptions, forward_writer
 from headrace.pipeline.ingest_progress import Counts, RunCounts, observed_counts, position_of, progress_of
