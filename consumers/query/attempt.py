@@ -21,7 +21,7 @@ from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.log_waits import begin_reading
 from headrace.consumers.query.long_steps import LongSteps
 from headrace.consumers.query.parallel_run import ParallelRun
-from headrace.consumers.query.parameters import BoundStatement
+from headrace.consumers.query.parameters import BoundStatement, described
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import (
     QueryInvalid,
@@ -118,7 +118,11 @@ class Attempt:
             self._drivers = FragmentDrivers(host, self._id, self._timer, self._turn, self._memory_mb, bound_in)
         self._steps.before_plan()
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
-        bound = session.bind(session.check(wanted.sql), wanted.parameters)
+        statement = session.check(wanted.sql)
+        if wanted.describes_parameters:
+            self._output.end(described(statement, host.source), fence)
+            return
+        bound = session.bind(statement, wanted.parameters)
         # Between the parts of the set-up, which together take longer than a slice.
         self._turn.pause()
         self.reading = begin_reading(host.source, fence, wanted.after, self._timer, self._turn, self._output)

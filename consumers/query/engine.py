@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError, QueryTimeout, TooManyQueries
 from headrace.consumers.query.query_host import QueryWanted
@@ -115,13 +117,7 @@ class QueryEngine:
             parameters=parameters,
             user=user,
         )
-        try:
-            if on_start is not None:
-                on_start(pending.cancel)
-        except BaseException:
-            pending.fail(None)
-            raise
-        return pending.result()
+        return self._answer_of(pending, on_start)
 
     def begin(
         self,
@@ -145,15 +141,37 @@ class QueryEngine:
         """
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
         wanted = QueryWanted(sql, after or {}, row_limit, stale_s, parameters or {})
-        pending = PendingQuery(
-            self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user
-        )
+        return self._begun(wanted, timeout_ms, user)
+
+    def _begun(self, wanted: QueryWanted, timeout_ms: int | None, user: str) -> PendingQuery:
+        most_ms = self.settings.timeout_ms
+        pending = PendingQuery(self, wanted, min(timeout_ms or most_ms, most_ms), user)
         try:
             pending.submit()
         except BaseException as error:
             pending.fail(error)
             raise
         return pending
+
+    def parameters(
+        self, sql: str, *, timeout_ms: int | None = None, on_start: Callable[[Callable[[], None]], None]
+    ) -> pa.Schema:
+        """The parameters that a statement names, and the types that it most likely wants. Raises a QueryError.
+
+        It takes the place of a query while it is checked; `on_start`: see `query`.
+        """
+        pending = self._begun(QueryWanted(sql, row_limit=0, describes_parameters=True), timeout_ms, "")
+        with self._answer_of(pending, on_start) as result:
+            return result.schema
+
+    def _answer_of(self, pending: PendingQuery, on_start: Callable[[Callable[[], None]], None] | None) -> ResultStream:
+        try:
+            if on_start is not None:
+                on_start(pending.cancel)
+        except BaseException:
+            pending.fail(None)
+            raise
+        return pending.result()
 
     def tables(self) -> list[TableSchema]:
         """The newest schema of every table, in order of name."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from headrace.consumers.query.parameter_types import ParameterHint, hints_of
 from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryInvalid
 
 SQL_BYTES_MAX = 128 * 1024
@@ -90,7 +91,8 @@ class Statement:
     "tables" or "databases" for a statement that the engine answers itself, else "". `verb` is DESCRIBE,
     SUMMARIZE or "". `names_now`: it may depend on the time at which it runs. `holds_rows`: it has a step that takes
     all rows before it gives one, such as a sort. `generates_rows`: it may compute without reading any. `has_subquery`:
-    a SELECT is part of an expression, so that its text may be the name of a column.
+    a SELECT is part of an expression, so that its text may be the name of a column. `hints`: what it tells of the types
+    of its parameters.
     """
 
     sql: str
@@ -106,6 +108,7 @@ class Statement:
     tables: tuple[TableName, ...] = ()
     cte_names: frozenset[str] = frozenset()
     parameters: tuple[ParameterName, ...] = ()
+    hints: tuple[ParameterHint, ...] = ()
 
     @property
     def analyzed(self) -> bool:
@@ -215,6 +218,7 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         verb = "DESCRIBE" if top["show_type"] == "DESCRIBE" else "SUMMARIZE"
     tables: list[TableName] = []
     parameters: list[ParameterName] = []
+    hints: list[ParameterHint] = []
     cte_names: set[str] = set()
     names_now = joins = holds_rows = generates_rows = has_subquery = False
     for item in _nodes(node):
@@ -228,6 +232,7 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         _check_node(item, tables)
         if item.get("class") == "PARAMETER":
             parameters.append(_parameter_name(sql, item))
+        hints += hints_of(item)
         cte_names.update(entry["key"].lower() for entry in (item.get("cte_map") or {}).get("map", ()))
         if "ctename" in item or "cte_name" in item:
             cte_names.add(str(item.get("ctename") or item.get("cte_name")).lower())
@@ -243,6 +248,7 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         tables=tuple(tables),
         cte_names=frozenset(cte_names),
         parameters=tuple(parameters),
+        hints=tuple(hints),
     )
 
 

@@ -13,8 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from headrace.consumers.query.guard import ParameterName, Statement, TableName, has_half_pair
+from headrace.consumers.query.parameter_types import parameter_schema
 from headrace.consumers.query.query_errors import QueryInvalid
+from headrace.consumers.query.table_names import resolve
+from headrace.consumers.query.table_source import TableSource
 
 PARAMETERS_MAX = 256
 """Most parameters of one query."""
@@ -74,6 +79,14 @@ def bind(statement: Statement, values: Mapping[str, Any]) -> BoundStatement:
     ]
     bound = _replaced(statement, readings) if readings else statement
     return BoundStatement(bound, tuple(wanted.values()), tuple(given[name] for name in wanted))
+
+
+def described(statement: Statement, source: TableSource) -> pa.Schema:
+    """The parameters that a statement names, with their types (see `parameter_types`); each `?` by its place."""
+    resolved = resolve(statement.tables, statement.cte_names, source.tables())
+    ordered = sorted(statement.parameters, key=lambda each: each.position)
+    names = dict.fromkeys(each.name for each in ordered)
+    return parameter_schema(names, statement.hints, [source.schema(*key) for key in resolved.tables])
 
 
 def problem_of(values: object) -> str | None:

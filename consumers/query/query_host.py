@@ -14,13 +14,14 @@ from headrace.consumers.query.table_source import TableSource
 
 @dataclass(frozen=True, slots=True)
 class QueryWanted:
-    """What a caller of `QueryEngine.query` asks for; see there."""
+    """What a caller of `QueryEngine.query` asks for; see there, and `QueryEngine.parameters`."""
 
     sql: str
     after: Mapping[str, int] = field(default_factory=dict)
     row_limit: int | None = None
     stale_s: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    describes_parameters: bool = False
 
 
 class QueryHost(DriverHost, Protocol):

@@ -8,6 +8,7 @@ Call headers are the parameters of HTTP queries under the same names, such as `a
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +141,7 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         with flight_errors():
             if (found := self._list(context, ticket.ticket)) is not None:
                 return flight.RecordBatchStream(found)
-            request = _request(context, ticket.ticket)
+            request = _request(context, _query(ticket.ticket))
             call = self._calls.open(context)
             try:
                 result = start_query(self._engine, request, call.started)
@@ -163,13 +164,15 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
                 return _info(found.schema, descriptor, descriptor.command)
             query = _query(descriptor.command)
             ticket = descriptor.command if query.parameters else query.sql
-            return _info(self._schema(context, descriptor), descriptor, ticket)
+            return _info(self._schema(context, query), descriptor, ticket)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         """The schema of a descriptor whose command is SQL."""
         with flight_errors():
             found = self._list(context, descriptor.command)
-            return flight.SchemaResult(self._schema(context, descriptor) if found is None else found.schema)
+            return flight.SchemaResult(
+                self._schema(context, _query(descriptor.command)) if found is None else found.schema
+            )
 
     # Without these gRPC shows the traceback of its own refusal.
 
@@ -184,7 +187,9 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
                 sql = sql_to_prepare(action.body.to_pybytes())
             except CommandUnknown as error:
                 raise RequestInvalid(f"there is no SQL in {error}", action="send a SELECT") from error
-            return (created_statement(sql, self._known_schema(context, sql)),)
+            parameters = self._parameters(context, sql)
+            rows = self._known_schema(context, sql, parameters)
+            return (created_statement(sql, rows, bytes(parameters.serialize()) if parameters.names else b""),)
 
     def list_actions(self, _context: flight.ServerCallContext) -> Sequence[flight.ActionType]:
         """Those of prepared statements."""
@@ -236,19 +241,32 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         except CommandUnknown as error:
             raise NotOffered(str(error)) from error
 
-    def _known_schema(self, context: flight.ServerCallContext, sql: bytes) -> bytes:
-        """The schema of the rows of a statement as an IPC message; nothing of one with parameters that are not bound."""
+    def _parameters(self, context: flight.ServerCallContext, sql: bytes) -> pa.Schema:
+        """The parameters of a statement, and the types that it most likely wants."""
+        if b"?" not in sql and b"$" not in sql:
+            return pa.schema([])
+        request = _request(context, SentQuery(sql))
+        call = self._calls.open(context)
         try:
-            schema = self._schema(context, flight.FlightDescriptor.for_command(sql))
+            return self._engine.parameters(request.sql, timeout_ms=request.timeout_ms, on_start=call.started)
+        except QueryError as error:
+            raise call.error(error) from error
+        finally:
+            call.close()
+
+    def _known_schema(self, context: flight.ServerCallContext, sql: bytes, parameters: pa.Schema) -> bytes:
+        """The schema of the rows of a statement as an IPC message; nothing where values of parameters decide it."""
+        nothing = json.dumps(dict.fromkeys(parameters.names)).encode() if parameters.names else b""
+        try:
+            return bytes(self._schema(context, SentQuery(sql, nothing)).serialize())
         except QueryInvalid:
-            if b"?" in sql or b"$" in sql:
+            if nothing:
                 return b""
             raise
-        return bytes(schema.serialize())
 
-    def _schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> pa.Schema:
+    def _schema(self, context: flight.ServerCallContext, query: SentQuery) -> pa.Schema:
         # A limit of 0 is that of queries for their schema, which read nothing.
-        request = replace(_request(context, descriptor.command), limit=0)
+        request = replace(_request(context, query), limit=0)
         call = self._calls.open(context)
         try:
             with start_query(self._engine, request, call.started) as result:
@@ -318,9 +336,8 @@ def _query(command: bytes | None) -> SentQuery:
         raise NotOffered(str(error)) from error
 
 
-def _request(context: flight.ServerCallContext, command: bytes | None) -> QueryRequest:
-    """The query of a call. Raises RequestInvalid, NotOffered."""
-    query = _query(command)
+def _request(context: flight.ServerCallContext, query: SentQuery) -> QueryRequest:
+    """The query of a call. Raises RequestInvalid."""
     try:
         texts = {**context.get_middleware(_HEADERS).texts, "sql": query.sql.decode()}
         if query.parameters:

@@ -19,7 +19,7 @@ CREATE_PREPARED, CLOSE_PREPARED = "CreatePreparedStatement", "ClosePreparedState
 """The actions that are offered."""
 _HANDLE_END = b"\0"
 """Between SQL and parameters. JSON escapes it, so the last one of a handle is it."""
-_TYPE_FIELD, _VALUE_FIELD, _QUERY_FIELD, _HANDLE_FIELD, _SCHEMA_FIELD = 1, 2, 1, 1, 2
+_TYPE_FIELD, _VALUE_FIELD, _QUERY_FIELD, _HANDLE_FIELD, _SCHEMA_FIELD, _PARAMETERS_FIELD = 1, 2, 1, 1, 2, 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_BITS_MAX = 64
@@ -97,9 +97,10 @@ def sql_to_prepare(body: bytes) -> bytes:
     return _message(body)[1]
 
 
-def created_statement(sql: bytes, schema: bytes) -> bytes:
-    """The answer to CREATE_PREPARED; `schema` is that of the rows, as an IPC message, or nothing."""
-    message = handle_message(SentQuery(sql)) + _field(_SCHEMA_FIELD, schema)
+def created_statement(sql: bytes, schema: bytes, parameters: bytes) -> bytes:
+    """The answer to CREATE_PREPARED; the schemas of rows and parameters are IPC messages, or nothing."""
+    fields = _field(_SCHEMA_FIELD, schema) + _field(_PARAMETERS_FIELD, parameters)
+    message = handle_message(SentQuery(sql)) + fields
     name = TYPE_PREFIX + b"ActionCreatePreparedStatementResult"
     return _field(_TYPE_FIELD, name) + _field(_VALUE_FIELD, message)
 

@@ -68,6 +68,7 @@ PURE_MODULES = (
     "consumers/query/hand_overs.py",
     "consumers/query/intervals.py",
     "consumers/query/newest_rows.py",
+    "consumers/query/parameter_types.py",
     "consumers/query/partial_plan.py",
     "consumers/query/planner.py",
     "consumers/query/predicates.py",

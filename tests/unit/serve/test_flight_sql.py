@@ -124,6 +124,25 @@ def test_a_prepared_statement_gives_its_schema_and_then_its_rows(flights: flight
         prepared(flights, "SELECT * FROM iot.reading")
 
 
+def test_a_prepared_statement_gives_the_types_of_its_parameters(flights: flight.FlightClient) -> None:  # noqa: F811
+    """The driver for JDBC takes no value without them, and reads only from statements whose rows have columns."""
+    made = prepared(
+        flights, "SELECT name, velocity FROM iot.readings WHERE velocity > ? AND name <> ? AND time < ? LIMIT ?"
+    )
+    parameters = pa.ipc.read_schema(pa.py_buffer(made[3]))
+    assert [("1", pa.float64()), ("2", pa.string()), ("3", pa.timestamp("ms")), ("4", pa.int64())] == [
+        (each.name, each.type) for each in parameters
+    ]
+    assert ["name", "velocity"] == pa.ipc.read_schema(pa.py_buffer(made[2])).names
+    row = pa.table([[-1.0], ["another"], pa.array([1_900_000_000_000], pa.timestamp("ms")), [2]], schema=parameters)
+    assert 2 == read(flights, bound(flights, made[1], row)).num_rows
+    named = prepared(flights, "SELECT $up AS up FROM iot.readings WHERE name = $host")
+    assert {"up", "host"} == set(pa.ipc.read_schema(pa.py_buffer(named[3])).names)
+    assert b"" == prepared(flights, "SELECT 1 AS one")[3]
+    with pytest.raises(flight.FlightServerError, match="only read"):
+        prepared(flights, "DELETE FROM iot.readings WHERE velocity > ?")
+
+
 def test_parameters_are_bound_by_place_or_by_name(flights: flight.FlightClient) -> None:  # noqa: F811
     """Each `?` by its place, `$name` by the name of a column; a handle may be bound again."""
     handle = prepared(flights, "SELECT ? + 1 AS a, ? AS b")[1]
