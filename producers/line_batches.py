@@ -26,6 +26,7 @@ from headrace.producers.line_requests import (
     parse_requests,
     rejected_lines,
 )
+from headrace.producers.router import RowTooLarge
 from headrace.producers.writer import TableWriter, WriterSettings, fields_of
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import (
@@ -85,9 +86,10 @@ class LineBatches:
         # Such a request is alone in its batch (`GroupWriter._take`).
         if requests[0].whole:
             self._check_whole(database, tables, rejected, requests)
+        append = self._append if requests[0].whole else self._append_fitting
         writers: list[TableWriter] = []
         for name, rows in tables.items():
-            tables[name], refused = self._append(database, name, rows)
+            tables[name], refused = append(database, name, rows)
             rejected += refused
             if tables[name].num_rows:
                 writers.append(self._writer(database, name))
@@ -149,6 +151,19 @@ class LineBatches:
         if found.refused:
             first = found.refused[0]
             raise LinesRefused(f"line {first.line}: {first.reason}", replace(found, rows=0))
+
+    def _append_fitting(self, database: str, table: str, rows: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+        """As `_append`; a row that is too large for a message costs its line alone."""
+        try:
+            return self._append(database, table, rows)
+        except RowTooLarge as error:
+            if rows.num_rows == 1:
+                return rows.slice(0, 0), [rejected_lines(rows, str(error))]
+        # What is queued already of many rows is queued again, and replaces itself.
+        half = rows.num_rows // 2
+        parts = [self._append_fitting(database, table, part) for part in (rows.slice(0, half), rows.slice(half))]
+        kept = pa.concat_tables((part for part, _ in parts), promote_options="default")
+        return kept, [each for _, refused in parts for each in refused]
 
     def _append(
         self, database: str, table: str, rows: pa.Table, *, none: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -150,6 +152,20 @@ def test_a_column_too_many_costs_its_lines_alone(scene: Scene, writer: GroupWrit
     assert [1, 2, 4, 6] == sorted(time // 10**9 for _, time, _ in scene.rows())
     with pytest.raises(LinesRefused, match="line 1: .* is the most"):
         answer(writer.submit(lines("m,h=a x=3 3\nm,h=a v1=2 2", whole=True)))
+
+
+def test_a_row_that_no_message_holds_costs_its_line_alone(scene: Scene) -> None:
+    """Other lines are written, of its table as well, and in their order."""
+    writer = opened(scene, waiting_bytes_max=1 << 25)
+    text = base64.b64encode(random.Random(1).randbytes(9_000_000)).decode()
+    found = answer(writer.submit(lines(f'a v=1 1\nm,h=a v=1 1\nm,h=a s="{text}" 2\nm,h=a v=2 1\nz v=1 1')))
+    assert (4, [3]) == (found.rows, [each.line for each in found.refused])
+    assert "a message holds" in found.refused[0].reason
+    bodies = [message.body for _, message in scene.messages()]
+    tables = [decode_rows(body.rows) for body in bodies if isinstance(body, Write) and body.table == "m"]
+    assert [1, 2] == [value for rows in tables for value in rows.column("v").to_pylist()]
+    assert 4 == len(scene.rows())
+    writer.close(WAIT_S)
 
 
 def test_columns_that_another_node_has_made_cost_their_lines_alone(scene: Scene, writer: GroupWriter) -> None:
