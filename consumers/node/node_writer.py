@@ -128,7 +128,8 @@ class NodeWriter:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WriterClosed("the node is stopping", action="write to another node")
+            # It may start again, which clients wait for.
+            raise WriterClosed("the node is stopping", action="try again, or write to another node", retriable=True)
 
     def _connect(self) -> Cluster:
         with ExitStack() as undo:

@@ -169,6 +169,9 @@ def test_a_node_that_stops_drops_nobodys_lines(client: httpx.Client, node: FakeN
     """What comes behind the end of its writer is to be sent again."""
     node.writes.close()
     assert 503 == client.post("/write?db=d&precision=s", content=LINE).status_code
+    rows = stream_of(pa.table({"time": [1], "v": [1]}))
+    refused = client.post("/api/v1/write?database=d&table=t&tags=", content=rows)
+    assert (503, True) == (refused.status_code, refused.json()["error"]["retriable"])
     assert [] == written(node)
 
 
