@@ -125,7 +125,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
     try:
         # A request without arguments may have no body.
         body = json.loads(data) if data else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise RequestInvalid("the body is not a JSON object", action="send one")

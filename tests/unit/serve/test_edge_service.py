@@ -50,9 +50,11 @@ def test_a_seal_that_nobody_confirms_is_asked_for_again(error: HeadraceError, ag
     assert (409, again) == (answer.status_code, answer.json()["error"]["retriable"])
 
 
-@pytest.mark.parametrize(("age_s", "status"), [("1e400", 200), ("1" + "0" * 400, 400), ("-1", 400), ("5", 200)])
+@pytest.mark.parametrize(
+    ("age_s", "status"), [("1e400", 200), ("1" + "0" * 400, 400), ("-1", 400), ("5", 200), ("[" * 100_000, 400)]
+)
 def test_an_age_that_no_float_holds_is_refused(age_s: str, status: int) -> None:
-    """JSON has integers of any length. Such a one was an error of the node."""
+    """JSON has integers of any length, and lists of any depth. Such a one was an error of the node."""
     store: Any = SimpleNamespace(seal=lambda _age_s: {})
     app = Starlette(routes=edge_routes(lambda: store))
 
