@@ -116,7 +116,7 @@ def _check_names(table: pa.Table, options: FormatOptions) -> None:
     for name in (options.time_column, *options.tags):
         if name not in names:
             raise ColumnMissing(f"there is no column {name!r}", action=f"the columns are {', '.join(names)}")
-    for kind, some in (("tag", [*options.tags, *dict(options.static_tags)]), ("field", _field_names(table, options))):
+    for kind, some in (("tag", options.tags), ("field", _field_names(table, options))):
         for name in some:
             try:
                 check_column(kind, name)

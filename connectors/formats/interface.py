@@ -146,6 +146,10 @@ class FormatOptions:
             raise OptionsError(f"column {self.time_column!r} cannot be both time and a tag")
         if len(self.delimiter.encode()) != 1 or self.delimiter in '"\n\r':
             raise OptionsError(f"delimiter {self.delimiter!r} is not a single plain character")
+        for name in dict(self.static_tags):
+            # One that is named like the time would be lost, and its series with others.
+            if (error := name_error("tag", name)) is not None:
+                raise OptionsError(error, action="rename it")
 
     @property
     def ns_per_unit(self) -> int:

@@ -377,6 +377,8 @@ def test_options_that_do_not_fit_the_format_are_errors_before_the_first_message(
         ("[topics.raw]\ntags = 5", "tags of topic"),
         ('[topics.t]\ntags = ["h"]\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
         ('[topics.t]\nstatic_tags = { h = "a" }\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
+        ('[topics.t]\nstatic_tags = { time = "a" }', "topic 't': tag name 'time' is reserved"),
+        ('[topics.t]\nstatic_tags = { "" = "a" }', "topic 't': a tag name is empty"),
     ],
 )
 def test_a_wrong_mapping_is_named(text: str, word: str) -> None:
