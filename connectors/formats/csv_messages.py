@@ -16,6 +16,7 @@ from headrace.connectors.formats.chunks import Rejections, TableChunk
 from headrace.connectors.formats.csv_lines import Header, cells_of, read_chunks
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
+    ColumnMissing,
     DefaultTimes,
     FormatError,
     FormatOptions,
@@ -23,8 +24,10 @@ from headrace.connectors.formats.interface import (
     ParseResult,
 )
 from headrace.connectors.formats.lines import Booleans, Integers, Lines
+from headrace.connectors.formats.paths import text_of
 from headrace.connectors.formats.table_builder import TableBuilder
 from headrace.connectors.formats.text_columns import present_tags
+from headrace.schemas.tables import TIME_COLUMN
 
 NO_LINES = "the message has one line, its header: name the columns if it is none"
 
@@ -40,9 +43,20 @@ def parse_csv_messages(
     defaults = None if times is None else times[lines.messages]
     groups = _by_header(lines, options, rejections)
     if options.columns:
+        _check_columns(options)
         groups = iter([(header_of_names(options.columns, options), lines)])
     builder = TableBuilder(options, lines, rejections, lambda keys, rows: present_tags(keys, rows, options), keep_lines)
     return builder.build(_chunks(groups, options, defaults, rejections))
+
+
+def _check_columns(options: FormatOptions) -> None:
+    """Raises ColumnMissing for what no message can have: its columns are those of the options."""
+    # Without a path the time may be that of the message, if no other one is named.
+    timed = options.time_column == TIME_COLUMN or options.sources
+    for path in options.paths if timed else ((options.time_column,),):
+        if len(path) > 1 or path[0] not in options.columns:
+            columns = f"the columns are {', '.join(options.columns)}"
+            raise ColumnMissing(f"there is no column {text_of(path)!r}", action=columns)
 
 
 def header_of_names(names: tuple[str, ...], options: FormatOptions) -> Header:

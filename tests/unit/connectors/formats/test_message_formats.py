@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult
 from headrace.connectors.formats.json_paths import flat_messages
 from headrace.connectors.formats.mapping import MappingInvalid, read_mapping
-from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.formats.parser import check_options, parse_messages
 from headrace.schemas.tables import FieldType
 
 SOURCES = ((("meta", "id"), "host"), (("ts",), "time"), (("v", "x"), "x"), (("s",), "s"))
@@ -193,6 +193,23 @@ def test_csv_without_headers_has_the_named_columns() -> None:
     result = parsed("csv", messages, renamed)
     assert [{"host": "a", "time": 1, "x": 2.0}, {"host": "b", "time": 2, "x": 3.0}] == rows_of(result)
     assert [(1, 1)] == [each[:2] for each in refusals(result)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tss", {"time_column": "tss"}),
+        ("tss", {"sources": ((("tss",), "time"), (("v",), "x"))}),
+        ("w", {"sources": ((("ts",), "time"), (("w",), "x"))}),
+        ("v.w", {"sources": ((("v", "w"), "x"),)}),
+        ("hosts", {"sources": ((("hosts",), "host"), (("v",), "x")), "tags": ("host",)}),
+    ],
+)
+def test_a_column_that_csv_without_headers_lacks_is_an_error(name: str, options: dict[str, Any]) -> None:
+    """Before the first message: no row would have it, and each would silently have the time of its message."""
+    given = FormatOptions(table="t", columns=("ts", "v", "host"), **options)
+    with pytest.raises(OptionsError, match=rf"no column {name!r} \(the columns are ts, v, host\)"):
+        check_options("csv", given)
 
 
 def stream(table: pa.Table) -> bytes:
