@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.formats.interface import FormatOptions
-from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.formats.parser import check_options, parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_partitions import KafkaPartitions
@@ -59,7 +59,7 @@ class DryRun:
 def dry_run(job: IngestJob, messages_max: int = MESSAGES_MAX) -> DryRun:
     """Read the first messages of the job's topic and parse them. Raises TopicMissing, LogUnavailable, FormatError."""
     # Wrong options are errors before anything is read, also of a topic without messages.
-    parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
+    check_options(job.format, job.options)
     batches = list(_first_messages(job, messages_max))
     raw = pa.Table.from_batches(batches, schema=RAW_SCHEMA).combine_chunks()
     return inferred(job, raw, _catalogue(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -41,6 +42,9 @@ REJECTED_MESSAGES = pa.schema([("message", pa.int64()), ("line", pa.int64()), ("
 
 # "No default time" is the least int64, so that default times stay one array without a mask.
 TIME_ABSENT = TIME_MIN_NS
+
+# Polars reads it as a number of nanoseconds: the 123 of 10:00:00,123 would be that many.
+_FRACTION_ALONE = re.compile(r"(?<![.%])%f")
 
 TABLE_ACTION = "give `--table NAME` or `--table-column FIELD`"
 """What to do about readings that name no table."""
@@ -146,6 +150,11 @@ class FormatOptions:
             raise OptionsError(f"column {self.time_column!r} cannot be both time and a tag")
         if len(self.delimiter.encode()) != 1 or self.delimiter in '"\n\r':
             raise OptionsError(f"delimiter {self.delimiter!r} is not a single plain character")
+        if self.time_format is not None and _FRACTION_ALONE.search(self.time_format):
+            raise OptionsError(
+                f"the time format {self.time_format!r} has %f without a point",
+                action="write .%f, or %3f, %6f or %9f for so many digits",
+            )
         for name in dict(self.static_tags):
             # One that is named like the time would be lost, and its series with others.
             if (error := name_error("tag", name)) is not None:

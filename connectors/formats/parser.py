@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +27,7 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import parse_line_protocol
 from headrace.connectors.formats.lines import Integers, Lines, lines_of_buffer, lines_of_messages
+from headrace.connectors.formats.text_columns import times_of_text
 
 NS_PER_MS = 1_000_000
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -98,6 +100,7 @@ def check_options(format: str, options: FormatOptions) -> None:
     # Parsing nothing validates them at once, instead of in a worker after Spark's start.
     try:
         parse_messages(format, pa.array([], pa.binary()), pa.array([], pa.int64()), options)
+        times_of_text(pl.Series(["0"]), options)
     except OptionsError:
         raise
     except FormatError as error:

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.interface import TAG_TYPE, TIME_MAX_NS, TIME_MIN_NS, FormatOptions
+from headrace.connectors.formats.interface import TAG_TYPE, TIME_MAX_NS, TIME_MIN_NS, FormatOptions, OptionsError
 from headrace.connectors.formats.lines import Booleans
 from headrace.schemas.tables import FieldType
 
@@ -360,11 +360,18 @@ def _cast_one(text: str, kind: pa.DataType) -> int | None:
 
 
 def _formatted(texts: pl.Series, time_format: str) -> pl.Series:
-    """Times of one strptime form; as in most tools `.%f` accepts any number of decimals, here with zeros behind nine."""
+    """Times of one strptime form; as in most tools `.%f` accepts any number of decimals, here with zeros behind nine.
+
+    Raises OptionsError.
+    """
     pattern = time_format.replace(".%f", "%.f")
     # Polars wraps around outside int64 nanoseconds, so microseconds decide what is in range.
-    micros = texts.str.to_datetime(pattern, time_unit="us", strict=False).to_physical()
-    times = texts.str.to_datetime(pattern, time_unit="ns", strict=False).to_physical()
+    try:
+        micros = texts.str.to_datetime(pattern, time_unit="us", strict=False).to_physical()
+        times = texts.str.to_datetime(pattern, time_unit="ns", strict=False).to_physical()
+    except pl.exceptions.ComputeError as error:
+        reason = str(error).splitlines()[0]
+        raise OptionsError(f"the time format {time_format!r} cannot be used: {reason}") from None
     times = times.set((micros <= TIME_MIN_NS // 1_000 + 1) | (micros >= TIME_MAX_NS // 1_000), None)
     # Polars cuts finer digits off.
     if "%.f" in pattern and (texts.str.len_bytes() > _DECIMALS_MAX).any():

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.formats.interface import NS_PER_UNIT, FormatOptions
+from headrace.connectors.formats.interface import NS_PER_UNIT, FormatOptions, OptionsError
+from headrace.connectors.formats.parser import check_options
 from headrace.connectors.formats.text_columns import time_refusals, times_of_text
 
 DAY = 1_577_836_800_000_000_000  # 2020-01-01
@@ -140,3 +141,20 @@ def test_a_decimal_number_of_any_unit_is_exact(unit: str, whole: int, decimals: 
     if wanted is None:
         options = FormatOptions(time_unit=unit)  # type: ignore[arg-type]
         assert [f"the time {text!r} has digits finer than a nanosecond"] == time_refusals(pl.Series([text]), options)
+
+
+@pytest.mark.parametrize("time_format", ["%d.%m.%Y %H:%M:%S,%f", "%Y%m%d%H%M%S%f", "%f"])
+def test_a_fraction_without_a_point_needs_its_digits(time_format: str) -> None:
+    """Polars takes it for a number of nanoseconds: 10:00:00,123 would be 123 of them behind ten o'clock."""
+    with pytest.raises(OptionsError, match=r"%f without a point \(write \.%f, or %3f, %6f or %9f"):
+        FormatOptions(time_format=time_format)
+    assert [DAY + 123_000_000] == times("01.01.2020 00:00:00,123", time_format="%d.%m.%Y %H:%M:%S,%3f")
+
+
+def test_a_form_that_cannot_be_read_is_an_error_before_the_first_message() -> None:
+    """Twelve hours need the half of the day; the error is one line."""
+    for time_format in ("%Y-%m-%d %I:%M", "%Y-%m-%d %p"):
+        with pytest.raises(OptionsError, match="time format .* cannot be used: .*12-hour") as raised:
+            check_options("json", FormatOptions(table="t", time_format=time_format))
+        assert "\n" not in str(raised.value)
+    check_options("json", FormatOptions(table="t", time_format="%Y-%m-%d %I:%M %p"))
