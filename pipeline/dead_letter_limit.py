@@ -25,10 +25,11 @@ COUNT = "count"
 """In place of a share: the task gives one row without a topic, whose value has its counts."""
 
 
-def exceeds(rows: int, rejected: int, share_max: float) -> bool:
-    """Whether too many lines are refused."""
+def exceeds(rows: int, rejected: int, share_max: float, tasks: int = 1) -> bool:
+    """Whether too many lines are refused: of a micro-batch, or of one of its `tasks`."""
     lines = rows + rejected
-    return lines >= LINES_MIN and rejected > share_max * lines
+    # Of a batch with as many tasks each may have few lines, and all of them wrong.
+    return lines * tasks >= LINES_MIN and rejected > share_max * lines
 
 
 def too_many_rejected(rows: int, rejected: int, reasons: Mapping[str, int], queue: str) -> TooManyRejected:
@@ -47,15 +48,15 @@ def is_dead_letters(records: pa.RecordBatch) -> bool:
     return topic is not None and topic.startswith(DLQ_PREFIX)
 
 
-def limited(records: Iterable[pa.RecordBatch], limit: str, queue: str) -> Iterator[pa.RecordBatch]:
-    """The records of a task, in `COUNTED_SCHEMA`, as a driver wants them: `limit` is a share of lines, or COUNT.
+def limited(records: Iterable[pa.RecordBatch], limit: str, queue: str, tasks: int = 1) -> Iterator[pa.RecordBatch]:
+    """The records of one of `tasks`, in `COUNTED_SCHEMA`, as a driver wants them: `limit` is a share of lines, or COUNT.
 
     Raises TooManyRejected.
     """
-    return _counted(records) if limit == COUNT else _held_back(records, float(limit), queue)
+    return _counted(records) if limit == COUNT else _held_back(records, float(limit), queue, tasks)
 
 
-def _held_back(records: Iterable[pa.RecordBatch], share_max: float, queue: str) -> Iterator[pa.RecordBatch]:
+def _held_back(records: Iterable[pa.RecordBatch], share_max: float, queue: str, tasks: int) -> Iterator[pa.RecordBatch]:
     counts, held, held_bytes = Counts(), list[pa.RecordBatch](), 0
     for batch in records:
         counts += counts_of(batch)
@@ -67,7 +68,7 @@ def _held_back(records: Iterable[pa.RecordBatch], share_max: float, queue: str) 
         # The counts come with the last record. Until then nobody knows the share, and the driver has to count.
         if held_bytes > HELD_BYTES_MAX:
             raise TooManyRejected(f"a task has more than {HELD_BYTES_MAX:,} bytes of dead letters")
-    if exceeds(counts.rows, counts.rejected, share_max):
+    if exceeds(counts.rows, counts.rejected, share_max, tasks):
         raise too_many_rejected(counts.rows, counts.rejected, counts.reasons, queue)
     yield from held
 

@@ -69,10 +69,11 @@ class RawSource(DataSource):
 
 
 class RawPartition(InputPartition):
-    """One task: the messages of one partition of the topic."""
+    """One task of several: the messages of one partition of the topic."""
 
-    def __init__(self, offset_range: OffsetRange) -> None:
+    def __init__(self, offset_range: OffsetRange, tasks: int) -> None:
         self.offset_range = offset_range
+        self.tasks = tasks
 
 
 class RawStreamReader(DataSourceStreamReader):
@@ -100,7 +101,8 @@ class RawStreamReader(DataSourceStreamReader):
             # After a restart Spark asks this first, with the newest offsets of its checkpoint.
             planner.resume(ends)
             return []
-        return [RawPartition(each) for each in planner.ranges(begins, ends)]
+        ranges = planner.ranges(begins, ends)
+        return [RawPartition(each, len(ranges)) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See DataSourceStreamReader: the records of one task, counted."""
@@ -111,7 +113,7 @@ class RawStreamReader(DataSourceStreamReader):
         assert isinstance(partition, RawPartition), partition
         query, batch, slot_table, limit = _task_properties()
         records = read_records(self._request.job, query, batch, partition.offset_range, slot_table)
-        return records if limit is None else limited(records, limit, dlq(self._request.job.topic))
+        return records if limit is None else limited(records, limit, dlq(self._request.job.topic), partition.tasks)
 
     def stop(self) -> None:
         """See DataSourceStreamReader."""

@@ -20,14 +20,14 @@ GOOD = "\n".join(f"t,host=a v={number} {number}" for number in range(600))
 BAD = "\n".join(["nothing"] * 600)
 
 
-def task(limit: str | None, *messages: str) -> list[pa.RecordBatch]:
-    """What a task gives for these messages."""
+def task(limit: str | None, *messages: str, tasks: int = 1) -> list[pa.RecordBatch]:
+    """What one of several tasks gives for these messages."""
     access = ClusterAccess(new_log(), TOPICS)
     access.begin_task()
     made = ingest_partition(
         iter([raw_batch([each], number) for number, each in enumerate(messages)]), influx_job(), access, "q", 0
     )
-    found = list(made if limit is None else limited(made, limit, "dlq.raw"))
+    found = list(made if limit is None else limited(made, limit, "dlq.raw", tasks))
     assert all(each.schema == COUNTED_SCHEMA for each in found)
     return found
 
@@ -73,6 +73,15 @@ def test_letters_above_the_limit_fail_the_task() -> None:
     counts = counted_of(row for batch in made for row in batch["value"].to_pylist())
     assert (600, 1_200) == (counts.rows, counts.rejected)
     assert 1_200 == sum(counts.reasons.values())
+
+
+def test_a_task_of_many_has_its_part_of_the_lines() -> None:
+    """A wrong option refuses all lines of every partition, few as those of each may be: the driver has to count."""
+    assert {"dlq"} == topics(task("0.5", BAD))
+    with pytest.raises(TooManyRejected, match="600 of 600 lines"):
+        task("0.5", BAD, tasks=2)
+    assert {"c", "dlq"} == topics(task("0.5", BAD, GOOD, tasks=8)), "half of them is not too many"
+    assert [False, True] == [exceeds(0, 124, 0.5, tasks=8), exceeds(0, 125, 0.5, tasks=8)]
 
 
 def test_letters_are_held_within_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
