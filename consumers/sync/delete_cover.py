@@ -7,10 +7,16 @@ tag that a device does not have. A box matches the product of its values and not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from headrace.schemas.messages import MESSAGE_BYTES_MAX
 
 VALUES_MAX = 10_000
 """Values of one tag in one box: more make another box."""
+BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""Of the values of all tags in one box, unless it is one device: a forward log takes no record above its limit."""
+_LENGTH_BYTES = 4
+"""What a record has before each value."""
 Device = Mapping[str, str]
 """Tags of a device; those that it does not have are left out."""
 Box = Mapping[str, tuple[str, ...]]
@@ -37,13 +43,34 @@ def cover(devices: Iterable[Device], tags: Sequence[str]) -> list[Box]:
     return [dict(zip(names, box, strict=True)) for box in boxes]
 
 
+def box_bytes(box: Box) -> int:
+    """What the values of a box take in a record."""
+    return sum(map(_bytes, box.values()))
+
+
+def _bytes(values: Iterable[str]) -> int:
+    return sum(_LENGTH_BYTES + len(each.encode()) for each in values)
+
+
 def _merged(boxes: Iterable[_Values], place: int) -> list[_Values]:
     groups: dict[_Values, set[str]] = {}
     for box in boxes:
         groups.setdefault(box[:place] + box[place + 1 :], set()).update(box[place])
     found: list[_Values] = []
     for rest, values in groups.items():
-        ordered = sorted(values)
-        parts = (tuple(ordered[start : start + VALUES_MAX]) for start in range(0, len(ordered), VALUES_MAX))
-        found += [(*rest[:place], part, *rest[place:]) for part in parts]
+        room = BYTES_MAX - sum(map(_bytes, rest))
+        found += [(*rest[:place], part, *rest[place:]) for part in _parts(sorted(values), room)]
     return sorted(found)
+
+
+def _parts(values: Iterable[str], room_bytes: int) -> Iterator[tuple[str, ...]]:
+    """Values in parts of what one box has room for, of one value at least."""
+    part, size_bytes = list[str](), 0
+    for each in values:
+        value_bytes = _bytes([each])
+        if part and (len(part) == VALUES_MAX or size_bytes + value_bytes > room_bytes):
+            yield tuple(part)
+            part, size_bytes = [], 0
+        part.append(each)
+        size_bytes += value_bytes
+    yield tuple(part)

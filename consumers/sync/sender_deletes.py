@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
-from headrace.consumers.sync.delete_cover import cover, matching
+from headrace.consumers.sync.delete_cover import box_bytes, cover, matching
 from headrace.consumers.sync.owner_log import OwnerLog
 from headrace.producers.cluster import Cluster, Route
 from headrace.producers.deletes import repeat_deletes
@@ -18,6 +17,9 @@ from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDelete
 LOOK_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 30.0
 RECORDS_AT_ONCE = 10_000
+BYTES_AT_ONCE = 16 << 20
+"""Of the values of records that are sent together; one with more goes alone."""
+_Records = list[tuple[ProducerPosition, Delete]]
 
 
 class MembersChange(HeadraceError):
@@ -46,8 +48,7 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
         for sequence, each in enumerate(_own(cluster, owners, sender, deleted))
     )
     records = 0
-    # A table of many devices makes thousands of records of one delete: no memory has all, and no deadline is for all.
-    while part := list(islice(found, RECORDS_AT_ONCE)):
+    for part in _parts(found):
         repeat_deletes(cluster, route, part, FLUSH_TIMEOUT_S)
         records += len(part)
     # A group may have ended without them, and its rows be where they came before: then all are sent by the new table.
@@ -58,6 +59,20 @@ def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, nu
     # A group that comes later learns of that fence when it takes its slots. One that came meanwhile may not.
     _check_unchanged(cluster, route)
     return 2 + records
+
+
+def _parts(records: Iterable[tuple[ProducerPosition, Delete]]) -> Iterator[_Records]:
+    """Records in parts: a table of many devices makes so many that no memory has all, and no deadline is for all."""
+    part, part_bytes = _Records(), 0
+    for position, body in records:
+        size_bytes = box_bytes(body.tags)
+        if part and (len(part) == RECORDS_AT_ONCE or part_bytes + size_bytes > BYTES_AT_ONCE):
+            yield part
+            part, part_bytes = [], 0
+        part.append((position, body))
+        part_bytes += size_bytes
+    if part:
+        yield part
 
 
 def _check_unchanged(cluster: Cluster, route: Route) -> None:

@@ -142,6 +142,22 @@ def test_deletes_of_many_devices_are_sent_in_parts(centre: Centre, monkeypatch: 
     assert 25 == len({tuple(each.tags["id"]) for _, each in centre.log if each.tags})
 
 
+def test_deletes_with_many_values_are_sent_in_parts(centre: Centre, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may have thousands of names: a part of as many records as usual would fill the memory."""
+    centre.owned = [f"pumps,id=i{number:02},pump={str(number) * 50}" for number in range(10, 35)]
+    schema = TableSchema("plant", "pumps", 1, ("id", "pump"))
+    monkeypatch.setattr(centre, "newest", lambda *_: schema)
+    monkeypatch.setattr(sender_deletes, "BYTES_AT_ONCE", 1_024, raising=False)
+    assert 27 == apply(centre, 6)
+    assert 5 == len(centre.routes), "a fence, three parts, and a fence"
+    positions = [(position.batch, position.sequence) for position, _ in centre.log]
+    assert sorted(set(positions)) == positions
+    monkeypatch.setattr(sender_deletes, "BYTES_AT_ONCE", 1, raising=False)
+    centre.routes.clear()
+    assert 27 == apply(centre, 7)
+    assert 27 == len(centre.routes), "one that is larger goes alone"
+
+
 def test_a_receiver_that_was_replaced_deletes_nothing_that_came_since(centre: Centre) -> None:
     """It looks at the owners once its successor's deletes are accepted, and a later file has enrolled its devices."""
     centre.owned = ["pumps,pump=p1"]
