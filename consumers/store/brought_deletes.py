@@ -1,12 +1,14 @@
 """The deletes that a file brings to a centre, as few as they can be. Pure.
 
 All of them delete whatever they match in the file, and nothing else. So a delete that matches no series of it stays
-behind, and so do values that no series has. Of what differs in one tag alone one delete is made.
+behind, and so do values that no series has. Of what differs in one tag alone one delete is made, and of ranges that
+meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,7 +36,7 @@ def brought_deletes(deletes: TombstoneSet, keys: pa.StringArray) -> tuple[Tombst
                 present[name] = frozenset(pc.unique(pc.fill_null(tag_values(keys, name), "")).to_pylist())
         tags = tuple((name, tuple(sorted(present[name].intersection(values)))) for name, values in each.tags)
         alike.setdefault((tuple(name for name, _ in tags), each.start_ns, each.end_ns), []).append((each, tags))
-    found = [one for same in alike.values() for one in _joined(same)]
+    found = _united(one for same in alike.values() for one in _joined(same))
     return tuple(sorted(found, key=lambda each: (each.era, each.version)))
 
 
@@ -53,6 +55,26 @@ def _joined(same: Sequence[tuple[Tombstone, Tags]]) -> list[Tombstone]:
         Tombstone(one.database, one.table, one.era, one.version, _with(rest, one.tags, place, values), *_range(one))
         for rest, (one, values) in groups.items()
     ]
+
+
+def _united(deletes: Iterable[Tombstone]) -> list[Tombstone]:
+    """Deletes of the same series whose ranges overlap, or follow each other, are one, of the highest rank."""
+    by_tags: dict[Tags, list[Tombstone]] = {}
+    for each in sorted(deletes, key=lambda one: (one.start_ns is not None, one.start_ns or 0)):
+        ranges = by_tags.setdefault(each.tags, [])
+        if not ranges or not _meets(ranges[-1], each):
+            ranges.append(each)
+            continue
+        before = ranges[-1]
+        end_ns = None if before.end_ns is None or each.end_ns is None else max(before.end_ns, each.end_ns)
+        highest = max(before, each, key=lambda one: (one.era, one.version))
+        ranges[-1] = replace(highest, start_ns=before.start_ns, end_ns=end_ns)
+    return [each for ranges in by_tags.values() for each in ranges]
+
+
+def _meets(before: Tombstone, each: Tombstone) -> bool:
+    """Whether nothing lies between two ranges, of which one begins no later than the other."""
+    return before.end_ns is None or each.start_ns is None or each.start_ns <= before.end_ns
 
 
 def _with(rest: Tags, tags: Tags, place: int, values: set[str]) -> Tags:

@@ -47,9 +47,23 @@ def test_values_that_no_series_has_stay_behind() -> None:
 
 def test_deletes_of_whole_tables_and_ranges_are_brought_as_they_are() -> None:
     """They name no tag, and match every series. A range that is there twice comes once, with the newer rank."""
-    whole, ranges = delete(3, {}), [delete(1, {}, 0, 5), delete(2, {}, 0, 5), delete(4, {}, None, 5)]
-    assert [ranges[1], whole, ranges[2]] == brought(whole, *ranges)
+    ranges = [delete(1, {}, 0, 5), delete(2, {}, 0, 5), delete(4, {}, None, -1), delete(3, {}, 6, None)]
+    assert [ranges[1], ranges[3], ranges[2]] == brought(*ranges)
+    assert [delete(5, {})] == brought(delete(5, {}))
     assert [] == brought()
+
+
+def test_ranges_that_meet_are_one() -> None:
+    """A job deletes what is old each minute, or a window that it writes again: the manifest would be rejected too."""
+    count = CARRIED_DELETES_MAX + 1
+    old = [delete(version, {}, None, version) for version in range(1, count + 1)]
+    assert [delete(count, {}, None, count)] == brought(*old)
+    windows = [delete(version, {"rack": ("r",)}, version, version + 60) for version in range(1, count + 1)]
+    assert [delete(count, {"rack": ("r",)}, 1, count + 60)] == brought(*reversed(windows))
+    # A gap is kept, and so are those of other devices, as the rank of the one that ends first is.
+    ranges = [delete(9, {}, 0, 9), delete(2, {}, 3, 5), delete(3, {}, 10, 12), delete(4, {}, 12, None)]
+    others = delete(1, {"host": ("alone",)}, 9, 10)
+    assert [others, delete(4, {}, 10, None), delete(9, {}, 0, 9)] == brought(*ranges, others)
 
 
 def test_what_is_brought_deletes_the_same_rows() -> None:
@@ -62,7 +76,7 @@ def test_what_is_brought_deletes_the_same_rows() -> None:
         for version in range(1, 1 + random.randrange(8)):
             names = random.sample("abc", random.randrange(4))
             tags = {name: tuple(random.sample(("", "x", "y", "z"), random.randrange(1, 4))) for name in names}
-            deletes.append(delete(version, tags, random.choice((None, 2)), random.choice((None, 4))))
+            deletes.append(delete(version, tags, random.choice((None, 0, 2)), random.choice((None, 3, 4))))
         codes, times = np.repeat(np.arange(len(keys)), 6), np.tile(np.arange(6), len(keys))
         floors = np.zeros(len(codes), np.int64)
         both = TombstoneSet(deletes), TombstoneSet(brought_deletes(TombstoneSet(deletes), keys))
