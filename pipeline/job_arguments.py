@@ -150,7 +150,7 @@ def kafka_settings(given: argparse.Namespace) -> tuple[tuple[str, str], ...]:
     lines: list[str] = []
     if given.kafka_config is not None:
         try:
-            text = Path(given.kafka_config).read_text()
+            text = Path(given.kafka_config).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise JobOptionInvalid(f"--kafka-config {given.kafka_config} cannot be read: {error}") from error
         lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]

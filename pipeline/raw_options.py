@@ -176,7 +176,7 @@ def _mapped(given: Mapping[str, str]) -> FormatOptions:
         if given.get(name):
             raise _invalid(name, given[name], "the option mapping has this: give one of them")
     try:
-        text = Path(given["mapping"]).read_text()
+        text = Path(given["mapping"]).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _invalid("mapping", given["mapping"], f"it is no file that can be read: {error}") from error
     mapping = read_mapping(text, given["topic"])

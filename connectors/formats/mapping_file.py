@@ -27,7 +27,7 @@ def read_mapping_file(file: Path, topic: str, given: FormatOptions) -> TopicMapp
         if getattr(given, name) != getattr(plain, name):
             raise OptionsError(f"{option} and --mapping exclude each other", action=f"the mapping has it as {name}")
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError(f"the mapping {file} cannot be read: {error}") from error
     try:

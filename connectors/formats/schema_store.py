@@ -91,7 +91,7 @@ class SchemaStore:
         assert self.place.directory is not None, "the options were checked"
         path = Path(self.place.directory, f"{number}{SUFFIX}")
         try:
-            return parse_schema(path.read_text())
+            return parse_schema(path.read_text("utf-8-sig"))
         except FileNotFoundError:
             if not path.parent.is_dir():
                 raise _no_directory(path.parent) from None
@@ -280,7 +280,7 @@ def only_schema(place: SchemaPlace) -> tuple[Any, dict[str, Any]]:
             raise SchemaMissing(f"--schema-dir {path} {found}", action="name the file: plain Avro has one schema")
         path = files[0]
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SchemaMissing(f"the schema {path} cannot be read: {error}") from None
     return parse_schema(text)

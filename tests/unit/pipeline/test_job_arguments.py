@@ -74,11 +74,13 @@ def test_the_limit_of_refused_lines_is_an_option(capsys: pytest.CaptureFixture[s
 def test_secrets_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     """Spark shows the command line. What `-X` has overrides the file, and no error repeats a line."""
     file = tmp_path / "kafka.properties"
-    file.write_text("# of plant\nsasl.password=p=w\n\nsasl.username = u \n")
+    # As Notepad saves it.
+    file.write_text("sasl.mechanism=PLAIN\n# of plant\nsasl.password=p=w\n\nsasl.username = u \n", "utf-8-sig")
     given = ingest.parser().parse(
         [*AVRO, "--registry", "http://r:1", "--kafka-config", str(file), "-X", "sasl.username=v"]
     )
-    assert (("sasl.password", "p=w"), ("sasl.username", "v")) == kafka_settings(given)
+    expected = (("sasl.mechanism", "PLAIN"), ("sasl.password", "p=w"), ("sasl.username", "v"))
+    assert expected == kafka_settings(given)
     names = {f"HEADRACE__INGEST__REGISTRY_{name}": name.lower() for name in ("USER", "PASSWORD")}
     place = message_options(given, names)[1].schemas
     assert ("http://r:1", "user", "password") == (place.registry, place.user, place.password)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.connectors.formats.interface import FormatOptions, OptionsError, SchemaPlace
+from headrace.connectors.formats.mapping_file import read_mapping_file
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_offsets import LATEST, OffsetsInvalid, Start
 from headrace.pipeline.raw_options import SourceOptionInvalid, options_of, request_of
@@ -39,6 +42,14 @@ def test_names_are_read_without_regard_to_their_spelling() -> None:
     """`--time-unit` of the command is `timeUnit` here, and `time_unit` does as well."""
     for name in ("timeUnit", "time-unit", "TIME_UNIT"):
         assert "ms" == request_of({**LEAST, name: "ms"}).job.options.time_unit
+
+
+def test_a_mapping_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors of Windows save a text; for the source as for the command."""
+    file = tmp_path / "m.toml"
+    file.write_text('[topics.raw]\ndatabase = "d"\ntable = "t"\n', "utf-8-sig")
+    assert "t" == request_of({**LEAST, "mapping": str(file)}).job.options.table
+    assert "t" == read_mapping_file(file, "raw", FormatOptions()).options.table
 
 
 @pytest.mark.parametrize(

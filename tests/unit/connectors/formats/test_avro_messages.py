@@ -231,7 +231,7 @@ def test_doubles_that_follow_each_other_are_read_one_by_one(data: st.DataObject)
 
 def test_a_tag_that_is_no_text_costs_its_message(tmp_path: Path) -> None:
     """Bytes of a tag that are not UTF-8 reject that message, and the others keep their tags."""
-    (tmp_path / "7.avsc").write_text(json.dumps(READING))
+    (tmp_path / "7.avsc").write_text(json.dumps(READING), "utf-8-sig")
     good = framed(READING, ROW, 7)
     name = str(ROW["host"]).encode()
     assert good.count(name) == 1
@@ -340,7 +340,8 @@ def test_what_is_wrong_with_a_message_costs_that_message(tmp_path: Path) -> None
 def test_plain_records_have_one_schema(tmp_path: Path) -> None:
     """A file, or the only one of a directory; what is wrong with it is an error before the first message."""
     file = tmp_path / "reading.avsc"
-    file.write_text(json.dumps(READING))
+    # With the mark that some editors put before a text.
+    file.write_text(json.dumps(READING), "utf-8-sig")
     for path in (file, tmp_path):
         result = parsed("avro", [encoded(READING, ROW), encoded(READING, ROW)[:-1]], SchemaPlace(str(path)))
         assert [{"host": "a", "time": T0_NS, "x": 3}] == result.tables["t"].to_pylist()
