@@ -2,7 +2,7 @@
 
 `PUT /api/v1/sync/file?group=G&birth=B&database=D&bucket=N&slice=N&digest=C&rows=N&min=NS&max=NS&segment_bytes=N&`
 `segment_digest=X&series_bytes=N&series_digest=X` takes the bytes of a segment and of its series. The answer means: they
-are verified and durable. A file that is here already is answered at once.
+are verified and durable. A file that is here already is answered at once, as one whose load (`&identity=X`) has counted.
 
 With `&linked=NAME` it has no body: a receiver on this machine has linked the file into the staging directory of the group
 as `NAME.upload` and `NAME.series.upload`. `GET /api/v1/sync/staging?group=G&birth=B` is where that directory is.
@@ -81,6 +81,7 @@ class SyncService:
             _digest(query, "segment_digest"),
             _number(query, "series_bytes"),
             _digest(query, "series_digest"),
+            bytes.fromhex(_digest(query, "identity")) if "identity" in query else b"",
         )
 
 

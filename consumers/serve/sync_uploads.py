@@ -27,6 +27,7 @@ from headrace.consumers.replication.group_health import Use
 from headrace.consumers.store import SeriesFile, staged_names
 from headrace.consumers.store.segment import METADATA_PREFIX, Runs
 from headrace.consumers.store.segment_files import translate_errors
+from headrace.consumers.sync.load import LoadOutcome, outcome_here
 from headrace.consumers.sync.member_routes import LINKED_SERIES_SUFFIX, UPLOAD_SUFFIX
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.errors import HeadraceError
@@ -53,7 +54,10 @@ class LinkMissing(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class UploadRequest:
-    """A file that a receiver sends: its group and slot, and what its bytes must be. Digests are xxh3-128 in hex."""
+    """A file that a receiver sends: its group and slot, and what its bytes must be. Digests are xxh3-128 in hex.
+
+    `identity` is that of its load, empty from a receiver of a build before.
+    """
 
     group: GroupKey
     slot: int
@@ -65,6 +69,7 @@ class UploadRequest:
     segment_digest: str
     series_bytes: int
     series_digest: str
+    identity: bytes = b""
 
     @property
     def size_bytes(self) -> int:
@@ -120,12 +125,12 @@ class Uploads:
         return create_directories(group.store.staging_directory)
 
     def begin(self, request: UploadRequest, linked: str = "") -> Upload | None:
-        """Take a file, that of a link if it has a name; None if it is here.
+        """Take a file, that of a link if it has a name; None if it is here, or was loaded before.
 
         Raises SlotNotHeld, CutRefused, UploadsFull, LinkMissing, StoreFull, StoreUnwritable.
         """
         group = self.group(request.group, request.slot)
-        if self.is_staged(group, request.content_digest, request.segment_digest):
+        if self.is_staged(group, request.content_digest, request.segment_digest) or _was_loaded(group, request):
             return None
         if self._lacks_room(group, request.size_bytes):
             # Loads have attached some of it since the newest looks.
@@ -234,6 +239,13 @@ class Uploads:
             except OSError:
                 continue
         return total
+
+
+def _was_loaded(group: Group, request: UploadRequest) -> bool:
+    """Whether a file that comes again is in the catalogue, or was: nothing would take it out of the staging directory."""
+    if outcome_here(request.identity, group) is not LoadOutcome.APPLIED:
+        return False
+    return not group.store.awaits(request.content_digest)
 
 
 class Upload:

@@ -191,10 +191,11 @@ class FileLoader:
     def _stage(self, job: FileJob, body: SyncFile, holder: Holder) -> None:
         """Bring the file to a majority of the members, the leader among them. Raises MemberRefused."""
         assert job.path is not None, job.manifest
-        path = job.path
+        path, sender = job.path, job.manifest.sender
         if not holder.leader:
             raise MemberRefused(f"group {holder.group.group} has no leader online", action="start its nodes")
-        tasks = {node: self._pool.submit(self._members.stage, url, holder, body, path) for node, url in holder.online}
+        stage = self._members.stage
+        tasks = {node: self._pool.submit(stage, url, holder, body, sender, path) for node, url in holder.online}
         errors: dict[str, HeadraceError] = {}
         held: set[str] = set()
         for node, task in tasks.items():

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, SizedContent, request_node
 from headrace.consumers.sync.file_check import series_path
+from headrace.consumers.sync.load import file_identity
 from headrace.consumers.sync.member_routes import (
     LINK_MISSING_KIND,
     SYNC_FILE_ROUTE,
@@ -81,21 +82,23 @@ class GroupMembers:
         """The name of the group that holds the slot of a file, as far as it is known."""
         return _header(self._cluster.routing.route.table, body)
 
-    def stage(self, url: str, holder: Holder, body: SyncFile, path: Path) -> None:
-        """Bring a file to a member; on return it has it durably. Raises MemberRefused."""
-        if self._stage_linked(url, holder, body, path):
+    def stage(self, url: str, holder: Holder, body: SyncFile, sender: str, path: Path) -> None:
+        """Bring a file of a sender to a member; on return it has it durably. Raises MemberRefused."""
+        parameters = file_parameters(holder, body, sender)
+        if self._stage_linked(url, holder, parameters, path):
             return
         with path.open("rb") as segment, series_path(path).open("rb") as series:
             content = SizedContent(_Joined(segment, series), body.segment_bytes + body.series_bytes)
-            _ask(_file_url(url, holder, body), "PUT", content, STAGE_TIMEOUT_S)
+            _ask(_file_url(url, parameters), "PUT", content, STAGE_TIMEOUT_S)
 
-    def _stage_linked(self, url: str, holder: Holder, body: SyncFile, path: Path) -> bool:
+    def _stage_linked(self, url: str, holder: Holder, parameters: Mapping[str, Any], path: Path) -> bool:
         """Whether a member on this machine has the file by a link. Raises MemberRefused."""
         with self._links.linked(url, holder.group, path) as name:
             if not name:
                 return False
             try:
-                _ask(_file_url(url, holder, body, linked=name), "PUT", SizedContent(b"", 0), STAGE_TIMEOUT_S)
+                linked = _file_url(url, {**parameters, "linked": name})
+                _ask(linked, "PUT", SizedContent(b"", 0), STAGE_TIMEOUT_S)
             except MemberRefused as error:
                 if error.kind != LINK_MISSING_KIND:
                     raise
@@ -137,11 +140,12 @@ class _Joined:
         return self._files[0].read(size_bytes) or self._files[1].read(size_bytes)
 
 
-def _file_url(url: str, holder: Holder, body: SyncFile, **more: str) -> str:
-    return f"{url}{SYNC_FILE_ROUTE}?{urlencode(_file_parameters(holder, body) | more)}"
+def _file_url(url: str, parameters: Mapping[str, Any]) -> str:
+    return f"{url}{SYNC_FILE_ROUTE}?{urlencode(parameters)}"
 
 
-def _file_parameters(holder: Holder, body: SyncFile) -> dict[str, Any]:
+def file_parameters(holder: Holder, body: SyncFile, sender: str) -> dict[str, Any]:
+    """What the URL of a file announces to a member."""
     return {
         "group": holder.group.group,
         "birth": holder.group.birth,
@@ -156,6 +160,7 @@ def _file_parameters(holder: Holder, body: SyncFile) -> dict[str, Any]:
         "segment_digest": body.segment_digest.hex(),
         "series_bytes": body.series_bytes,
         "series_digest": body.series_digest.hex(),
+        "identity": file_identity(body, sender).hex(),
     }
 
 

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from headrace.consumers.replication.group import Group
 from headrace.schemas.framing import FENCED_LOAD_FORMAT
 from headrace.schemas.messages import Leadership, Load, load_identity
 from headrace.schemas.records import Status
 from headrace.schemas.series import slot_of
 from headrace.schemas.sync_records import SyncFile
+
+# A receiver names the loads of its files, and has no group.
+if TYPE_CHECKING:
+    from headrace.consumers.replication.group import Group
 
 
 class LoadOutcome(StrEnum):
@@ -73,6 +77,11 @@ def sync_load(file: SyncFile, sender: str, number: int, leadership: Leadership, 
     )
 
 
+def file_identity(file: SyncFile, sender: str) -> bytes:
+    """By what a file of a sender counts once, however often it is sent; see `load_identity`."""
+    return load_identity(sync_load(file, sender, 0, Leadership(0, "", ""), 0))
+
+
 def may_append(members: Iterable[str], live: Iterable[Status]) -> bool:
     """Whether every member has a live status that shows that it reads these records.
 
@@ -87,8 +96,13 @@ def outcome(load: Load, group: Group) -> LoadOutcome:
     changes = group.applied.changes
     if changes.given and slot_of(load.database, load.bucket, load.slice_number, changes.slots_total) in changes.given:
         return LoadOutcome.SLOT_MOVED
+    return outcome_here(load_identity(load), group)
+
+
+def outcome_here(identity: bytes, group: Group) -> LoadOutcome:
+    """What became of a load in a group that holds its slot."""
     version = group.replica.state.version
-    if load_identity(load) not in group.replica.state.loads:
+    if identity not in group.replica.state.loads:
         return LoadOutcome.ABSENT
     # The replica has it from here on; its job exists once the group shows that version as applied.
     done = group.version >= version and not group.store.has_pending(version)

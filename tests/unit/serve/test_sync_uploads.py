@@ -25,13 +25,18 @@ from headrace.consumers.serve import request_bodies, sync_service, sync_uploads
 from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.consumers.serve.sync_uploads import LinkMissing, UploadInvalid, UploadRequest, Uploads, UploadsFull
 from headrace.consumers.store import StoreFull, staged_names
+from headrace.consumers.sync.group_members import Holder, file_parameters
+from headrace.consumers.sync.load import file_identity, sync_load
 from headrace.consumers.sync.member_routes import LINKED_SERIES_SUFFIX, UPLOAD_SUFFIX
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.messages import Leadership, load_identity
 from tests.sync_sender import DAY_NS, SealedFile, sealed_file
 
 KEY = GroupKey("n1", 1)
 SLOT, GIVEN = 3, 4
+SENDER = "3128b068-1706-41f4-9afd-81a3174c70c0"
+HOLDER = Holder(KEY, ("n1",), (("n1", "http://n1"),), "n1")
 
 
 class FakeGroup:
@@ -43,7 +48,16 @@ class FakeGroup:
         self.wrong = False
         self.health = SimpleNamespace(refuses=lambda _use: self.wrong)
         self.verified: list[str] = []
-        self.store = SimpleNamespace(staging_directory=staging, note_verified=self.verified.append)
+        self.awaited: set[str] = set()
+        self.pending = False
+        self.replica = SimpleNamespace(state=SimpleNamespace(version=5, loads=dict[bytes, None]()))
+        self.version = 5
+        self.store = SimpleNamespace(
+            staging_directory=staging,
+            note_verified=self.verified.append,
+            awaits=self.awaited.__contains__,
+            has_pending=lambda _version: self.pending,
+        )
 
     def names(self) -> list[str]:
         """What is in its staging directory."""
@@ -111,6 +125,39 @@ def test_a_file_is_staged_under_the_names_of_its_load(group: FakeGroup, file: Se
     assert [digest] == group.verified
     assert uploads.begin(request) is None
     assert (1, 0, len(file.data)) == (uploads.taken, uploads.open_uploads, uploads.staged_bytes)
+
+
+def test_a_file_that_was_loaded_before_is_not_staged_again(group: FakeGroup, file: SealedFile) -> None:
+    """An operator sends everything again: what no load would take away would fill the room of a node for a day."""
+    url = {name: str(value) for name, value in file_parameters(HOLDER, file.body, SENDER).items()}
+    loads: Any = SimpleNamespace(slot_at=lambda *_: SLOT)
+    uploads = uploads_of(group)
+    request = sync_service.SyncService(uploads, loads).request(url)
+    assert replace(request_of(file), identity=request.identity) == request
+    load = sync_load(file.body, SENDER, 9, Leadership(3, "n1", "i"), 4)
+    assert file_identity(file.body, SENDER) == request.identity == load_identity(load)
+    group.replica.state.loads[load_identity(load)] = None
+    assert uploads.begin(request) is None
+    # Nobody knows whether it was loaded, or it has not been attached here yet: then it is taken.
+    for waits in (request_of(file), request):
+        group.pending = waits is request
+        opened = uploads.begin(waits)
+        assert opened is not None
+        opened.abort()
+    group.pending = False
+    group.awaited.add(request.content_digest)
+    take(uploads, request, file.data)
+
+
+def test_a_build_before_names_no_load(group: FakeGroup, file: SealedFile) -> None:
+    """Its receivers bring files without it, and a wrong one is refused."""
+    url = {name: str(value) for name, value in file_parameters(HOLDER, file.body, SENDER).items()}
+    loads: Any = SimpleNamespace(slot_at=lambda *_: SLOT)
+    service = sync_service.SyncService(uploads_of(group), loads)
+    with pytest.raises(RequestInvalid, match="identity is not a digest"):
+        service.request(url | {"identity": "7"})
+    del url["identity"]
+    assert request_of(file) == service.request(url)
 
 
 def other(file: SealedFile) -> bytes:

@@ -123,7 +123,7 @@ class FakeCentre:
         online = tuple((node, f"http://{node}") for node in self.online)
         return Holder(GroupKey("n1", 1), MEMBERS, online, self.leader if self.leader in self.online else "")
 
-    def stage(self, url: str, _holder: Holder, _body: SyncFile, path: Path) -> None:
+    def stage(self, url: str, _holder: Holder, _body: SyncFile, _sender: str, path: Path) -> None:
         """A member takes a file."""
         assert path.exists()
         node = url.removeprefix("http://")

@@ -108,7 +108,7 @@ def stage(member: Member, path: Path, times: int = 1) -> None:
     """Bring a file to a member."""
     found = members()
     for _ in range(times):
-        found.stage(member.url, HOLDER, FILE.body, path)
+        found.stage(member.url, HOLDER, FILE.body, "s1", path)
 
 
 def test_a_directory_that_is_here_gets_links(member: Member, directory: Path, path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_directory_that_was_swept_is_asked_for_again(member: Member, directory
     """A member sweeps it behind each move of slots. All later files would be sent, which costs more than three times."""
     found = members()
     for change in (directory.rmdir, directory.mkdir, bool):
-        found.stage(member.url, HOLDER, FILE.body, path)
+        found.stage(member.url, HOLDER, FILE.body, "s1", path)
         change()
     assert ([FILE.data] * 2, [FILE.data], 2) == (member.linked, member.sent, member.asked)
 
@@ -160,9 +160,9 @@ def test_a_directory_of_the_same_name_elsewhere_costs_one_request(member: Member
     """The member does not find the link: the bytes are sent, now and from then on."""
     member.refusal = {"kind": LINK_MISSING_KIND, "message": "no such file", "action": "", "retriable": False}
     found = members()
-    found.stage(member.url, HOLDER, FILE.body, path)
+    found.stage(member.url, HOLDER, FILE.body, "s1", path)
     member.refusal = None
-    found.stage(member.url, HOLDER, FILE.body, path)
+    found.stage(member.url, HOLDER, FILE.body, "s1", path)
     assert ([], [FILE.data, FILE.data]) == (member.linked, member.sent)
     assert [] == os.listdir(directory)
 
