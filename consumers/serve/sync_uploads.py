@@ -301,6 +301,9 @@ class Upload:
             if self._data is not None:
                 self._data.flush()
             self._check_content()
+            if _was_loaded(self._group, request):
+                # Meanwhile: this member has fetched it from another one.
+                return
             fsync_file(self._path)
             segment, series = (self._staging / name for name in staged_names(request.content_digest))
             marker = self._staging / (request.content_digest + MARKER_SUFFIX)

@@ -149,6 +149,18 @@ def test_a_file_that_was_loaded_before_is_not_staged_again(group: FakeGroup, fil
     take(uploads, request, file.data)
 
 
+def test_a_file_that_was_loaded_meanwhile_leaves_nothing(group: FakeGroup, file: SealedFile) -> None:
+    """A slow member fetches it from another one, as its load says, before the last bytes come from the receiver."""
+    uploads, request = uploads_of(group), replace(request_of(file), identity=file_identity(file.body, SENDER))
+    upload = uploads.begin(request)
+    assert upload is not None
+    upload.write(file.data)
+    group.replica.state.loads[request.identity] = None
+    upload.finish()
+    upload.abort()
+    assert ([], 0, 0) == (group.names(), uploads.staged_bytes, uploads.open_uploads)
+
+
 def test_a_build_before_names_no_load(group: FakeGroup, file: SealedFile) -> None:
     """Its receivers bring files without it, and a wrong one is refused."""
     url = {name: str(value) for name, value in file_parameters(HOLDER, file.body, SENDER).items()}
