@@ -58,8 +58,9 @@ def _merged(boxes: Iterable[_Values], place: int) -> list[_Values]:
         groups.setdefault(box[:place] + box[place + 1 :], set()).update(box[place])
     found: list[_Values] = []
     for rest, values in groups.items():
-        room = BYTES_MAX - sum(map(_bytes, rest))
-        found += [(*rest[:place], part, *rest[place:]) for part in _parts(sorted(values), room)]
+        # Devices that differ in two tags are all alone, and nothing is to be measured.
+        parts = _parts(sorted(values), BYTES_MAX - sum(map(_bytes, rest))) if len(values) > 1 else [tuple(values)]
+        found += [(*rest[:place], part, *rest[place:]) for part in parts]
     return sorted(found)
 
 
