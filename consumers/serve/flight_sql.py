@@ -17,6 +17,8 @@ STATEMENT = "CommandStatementQuery"
 PREPARED_STATEMENT = "CommandPreparedStatementQuery"
 CREATE_PREPARED, CLOSE_PREPARED = "CreatePreparedStatement", "ClosePreparedStatement"
 """The actions that are offered."""
+LIST_BYTES_MAX = 64 * 1024
+"""What asks for a list is read number by number, in the way of all other threads."""
 _HANDLE_END = b"\0"
 """Between SQL and parameters. JSON escapes it, so the last one of a handle is it."""
 _TYPE_FIELD, _VALUE_FIELD, _QUERY_FIELD, _HANDLE_FIELD, _SCHEMA_FIELD, _PARAMETERS_FIELD = 1, 2, 1, 1, 2, 3
@@ -87,7 +89,11 @@ def list_of(command: bytes, names: Collection[str]) -> SentList | None:
         body = outer.get(_VALUE_FIELD, b"")
         if name not in names or not isinstance(body, bytes):
             return None
+        if len(body) > LIST_BYTES_MAX:
+            raise CommandUnknown(f"{name} with filters of more than {LIST_BYTES_MAX} bytes")
         return SentList(name, tuple(_fields(body)))
+    except CommandUnknown:
+        raise
     except (KeyError, IndexError, ValueError) as error:
         raise CommandUnknown("a command that cannot be read") from error
 

@@ -9,7 +9,7 @@ import pyarrow.flight as flight
 import pytest
 
 from headrace.consumers.serve.flight_catalog import LIST_COMMANDS, PATTERN_CHARACTERS_MAX, listed
-from headrace.consumers.serve.flight_sql import CommandUnknown, SentList, list_of
+from headrace.consumers.serve.flight_sql import LIST_BYTES_MAX, CommandUnknown, SentList, list_of
 from headrace.consumers.serve.request_bodies import RequestInvalid
 from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.serve.test_flight import flights, server  # noqa: F401
@@ -118,6 +118,8 @@ def test_a_pattern_has_a_limit() -> None:
     with pytest.raises(RequestInvalid, match="pattern"):
         asked("CommandGetTables", field(3, b"%" * (PATTERN_CHARACTERS_MAX + 1)))
     assert [] == names(field(3, b"%a" * (PATTERN_CHARACTERS_MAX // 2)))
+    with pytest.raises(CommandUnknown, match="65536 bytes"):
+        asked("CommandGetSqlInfo", field(1, b"\0" * LIST_BYTES_MAX))
 
 
 def test_what_is_no_list_is_left_to_others() -> None:
